@@ -9,32 +9,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from lbbsp_core.cli import options
 from lbbsp_core.cli.completion import Framework
-from lbbsp_core.cli.options import (
-    JsonFile,
-    bad_value,
-    consoles,
-    known_framework,
-    one_line_errors,
-    parse_speeds,
-    require_writable_folder,
-    write_figures,
-)
 from lbbsp_core.cli.progress import Progress
-from lbbsp_core.demo.comparison import (
-    BALANCED,
-    FRAMEWORKS,
-    PLAIN,
-    FinishedRun,
-    Plan,
-    RunFailedError,
-    Training,
-    default_speeds,
-    prepare,
-    require_packages,
-    train,
-    write_results,
-)
+from lbbsp_core.demo import comparison
+from lbbsp_core.demo.comparison import FinishedRun, Plan, Training
 from lbbsp_core.report.summary import Figures
 
 _EXPLANATION = (
@@ -43,52 +22,52 @@ _EXPLANATION = (
 )
 
 
-@one_line_errors
+@options.one_line_errors
 def demo(
     framework: Framework = "tensorflow",
     workers: int = typer.Option(3, min=2, help="Number of workers."),
     speeds: str | None = typer.Option(
-        None,
-        metavar="1,1,0.35",
-        help="Relative speed of each worker. By default only the last worker is slow.",
+        None, metavar="1,1,0.35", help="Speed of each worker. By default only the last one is slow."
     ),
     steps: int = typer.Option(110, min=20, help="Number of steps of each run."),
     run_dir: Path = typer.Option(Path("runs/demo"), help="Folder for all results."),
-    json_file: JsonFile = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Train with plain BSP and with LB-BSP, and compare.
 
     Both runs train on handwritten digits with the same unequal workers and the same samples.
     """
-    console, _ = consoles(json_file)
+    console, _ = options.consoles(json_file)
     relative_speeds = _relative_speeds(workers, speeds)
-    plan = Plan(known_framework(framework, FRAMEWORKS), relative_speeds, steps, run_dir)
+    plan = Plan(
+        options.known_framework(framework, comparison.FRAMEWORKS), relative_speeds, steps, run_dir
+    )
     listed = ", ".join(f"{speed:g}" for speed in relative_speeds)
-    require_writable_folder("--run-dir", run_dir)
+    options.require_writable_folder("--run-dir", run_dir)
     try:
-        require_packages(framework)
+        comparison.require_packages(framework)
         console.print(
             f"Trains on handwritten digits with {workers} workers of relative speeds {listed}, "
             "twice: on the same samples, in the same order, from the same initial weights."
         )
-        bsp = _train(plan, PLAIN, console)
-        lbbsp = _train(plan, BALANCED, console)
-    except RunFailedError as error:
+        bsp = _train(plan, comparison.PLAIN, console)
+        lbbsp = _train(plan, comparison.BALANCED, console)
+    except comparison.RunFailedError as error:
         typer.echo(f"lbbsp demo: {error}", err=True)
         raise typer.Exit(error.status) from None
-    figures = write_results(plan, bsp, lbbsp)
+    figures = comparison.write_results(plan, bsp, lbbsp)
     console.print(_table(figures))
-    console.print(f"Picture: {plan.picture}   Figures: {plan.summary}")
-    console.print(f"Report of the balanced run: open {plan.report}", markup=False)
-    write_figures(json_file, figures)
+    console.print(f"Picture: {run_dir / 'demo.html'}   Figures: {run_dir / 'summary.json'}")
+    console.print(f"Report of the balanced run: open {run_dir / 'report.html'}", markup=False)
+    options.write_figures(json_file, figures)
 
 
 def _relative_speeds(workers: int, speeds: str | None) -> list[float]:
     if speeds is None:
-        return default_speeds(workers)
-    relative_speeds = parse_speeds(speeds)
+        return [1.0] * (workers - 1) + [comparison.SLOW_WORKER]
+    relative_speeds = options.parse_speeds(speeds)
     if len(relative_speeds) != workers:
-        raise bad_value(
+        raise options.bad_value(
             "--speeds",
             f"must hold one speed for each of the {workers} workers, got {len(relative_speeds)} "
             f"({speeds}): change it, or give --workers {len(relative_speeds)}",
@@ -98,11 +77,11 @@ def _relative_speeds(workers: int, speeds: str | None) -> list[float]:
 
 def _train(plan: Plan, training: Training, console: Console) -> FinishedRun:
     """Runs one of the two trainings and shows its progress."""
-    prepare(plan, training)
-    progress = Progress(training.title, plan.steps, plan.record(training))
+    comparison.prepare(plan, training)
+    progress = Progress(training.title, plan.steps, plan.folder(training))
     try:
         with Live(progress, console=console, refresh_per_second=4):
-            return train(plan, training)
+            return comparison.train(plan, training)
     finally:
         if not console.is_terminal:
             console.line()  # rich leaves the last line open there
@@ -114,24 +93,23 @@ def _table(figures: Figures) -> Table:
     table.add_column("")
     table.add_column("plain BSP", justify="right")
     table.add_column("LB-BSP", justify="right")
-    rows = {
-        "step": [f"{run['step_seconds'] * 1e3:.0f} ms" for run in (bsp, lbbsp)],
-        "throughput": [f"{run['samples_per_second']:.0f} samples/s" for run in (bsp, lbbsp)],
-        "time spent waiting": [f"{run['waiting_share']:.1%}" for run in (bsp, lbbsp)],
-        "held-out accuracy": [f"{run['accuracy']:.2%}" for run in (bsp, lbbsp)],
-    }
-    for name, values in rows.items():
-        table.add_row(name, *values)
+    table.add_row("step", *(f"{1e3 * run['step_seconds']:.0f} ms" for run in (bsp, lbbsp)))
+    for name, form in (
+        ("throughput", "{samples_per_second:.0f} samples/s"),
+        ("time spent waiting", "{waiting_share:.1%}"),
+        ("held-out accuracy", "{accuracy:.2%}"),
+    ):
+        table.add_row(name, form.format_map(bsp), form.format_map(lbbsp))
     table.caption = _EXPLANATION
     table.caption_justify = "left"
     table.add_section()
-    for name, value in (
-        ("speed-up", f"{figures['speedup']:.2f}"),
-        ("ideal speed-up", f"{figures['ideal_speedup']:.2f}"),
-        ("efficiency", f"{figures['efficiency']:.1%}"),
-        ("efficiency without communication", f"{figures['efficiency_without_communication']:.1%}"),
-        ("largest weight difference", f"{figures['max_weight_difference']:.1e}"),
-        ("largest weight", f"{figures['max_abs_weight']:.2f}"),
+    for name, form in (
+        ("speed-up", "{speedup:.2f}"),
+        ("ideal speed-up", "{ideal_speedup:.2f}"),
+        ("efficiency", "{efficiency:.1%}"),
+        ("efficiency without communication", "{efficiency_without_communication:.1%}"),
+        ("largest weight difference", "{max_weight_difference:.1e}"),
+        ("largest weight", "{max_abs_weight:.2f}"),
     ):
-        table.add_row(name, "", value)
+        table.add_row(name, "", form.format_map(figures))
     return table

@@ -11,22 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lbbsp_core.cli.options import (
-    JsonFile,
-    consoles,
-    known_framework,
-    one_line_errors,
-    write_figures,
-)
-from lbbsp_core.doctor import CHOICES, Diagnosis, Finding, count, diagnose, figures
+from lbbsp_core.cli import options
+from lbbsp_core.doctor import CHOICES, Diagnosis, count, diagnose, figures
 
 _STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
-@one_line_errors
+@options.one_line_errors
 def doctor(
     framework: str = typer.Option(CHOICES[0], help=f"Frameworks to check: {', '.join(CHOICES)}."),
-    json_file: JsonFile = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Check this machine and the cluster, and name what will not work.
 
@@ -34,10 +28,10 @@ def doctor(
     each of its hosts. The exit status is 0 if nothing will fail, 1 if there is a problem, and 2
     for a wrong usage.
     """
-    known_framework(framework, CHOICES)
+    options.known_framework(framework, CHOICES)
     diagnosis = diagnose(os.environ, framework=framework)
-    _print(consoles(json_file)[0], diagnosis)
-    write_figures(json_file, figures(diagnosis))
+    _print(options.consoles(json_file)[0], diagnosis)
+    options.write_figures(json_file, figures(diagnosis))
     raise typer.Exit(1 if count(diagnosis, "problem") else 0)
 
 
@@ -49,16 +43,12 @@ def _print(out: Console, diagnosis: Diagnosis) -> None:
         table.add_column("check", ratio=1, overflow="fold")
         table.add_column("message", ratio=3, overflow="fold")
         for finding in findings:
-            table.add_row(Text(finding.status, _STYLES[finding.status]), Text(finding.check),
-                          _text(finding))  # fmt: skip
+            message = Text(finding.message)
+            if finding.remedy:
+                message.append(f"\nRemedy: {finding.remedy}", "bold")
+            status = Text(finding.status, _STYLES[finding.status])
+            table.add_row(status, Text(finding.check), message)
         out.print(table)
     problems, notes = count(diagnosis, "problem"), count(diagnosis, "note")
     style = _STYLES["problem" if problems else "ok"]
     out.print(Text(f"problems: {problems}, notes: {notes}", style))
-
-
-def _text(finding: Finding) -> Text:
-    text = Text(finding.message)
-    if finding.remedy:
-        text.append(f"\nRemedy: {finding.remedy}", "bold")
-    return text

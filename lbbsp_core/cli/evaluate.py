@@ -12,26 +12,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lbbsp_core.cli.options import (
-    JsonFile,
-    consoles,
-    note,
-    one_line_errors,
-    require_picture,
-    require_writable_file,
-    search_current_directory,
-    write_figures,
-)
+from lbbsp_core.cli import options
 from lbbsp_core.cli.predictors import ALL, Predictors, parse_predictors
 from lbbsp_core.cli.progress import countdown
-from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import PREDICTORS
-from lbbsp_core.sim import Trace, read_trace, trace_from_run, write_trace
+from lbbsp_core.sim import read_trace, trace_from_run, write_trace
 from lbbsp_core.sim.backtest import DEFAULT, Evaluation
 from lbbsp_core.sim.backtest import evaluate as run_evaluation
 
 
-@one_line_errors
+@options.one_line_errors
 def evaluate(
     traces: list[Path] | None = typer.Argument(
         None, metavar="[TRACE]...", help="Trace files in CSV format."
@@ -39,16 +29,13 @@ def evaluate(
     from_run: list[Path] | None = typer.Option(
         None,
         metavar="RUN_DIR",
-        help="Also evaluate on the recorded run in this folder. May be repeated.",
+        help="Also evaluate on the run recorded in this folder; repeatable.",
     ),
     predictors: Predictors = ALL,
     horizon: int = typer.Option(
         1, min=1, help="Iterations ahead to forecast; 1 is the next iteration."
     ),
-    json_file: JsonFile = None,
-    plot: Path | None = typer.Option(
-        None, metavar="FILE", help="Draw forecasts and measured speeds to this HTML file."
-    ),
+    json_file: options.JsonFile = None,
     export: Path | None = typer.Option(
         None, metavar="FILE", help="Write the run of --from-run to this trace file."
     ),
@@ -60,10 +47,9 @@ def evaluate(
     that knows each step's speeds, divided by the time of all workers of a trace together, whose
     batch sizes follow from the forecasts.
     """
-    out, err = consoles(json_file)
-    require_picture("--plot", plot)
-    require_writable_file("--export", export)
-    search_current_directory()
+    out, err = options.consoles(json_file)
+    options.require_writable_file("--export", export)
+    options.search_current_directory()
     names = parse_predictors(str(predictors))
     chosen = {name: PREDICTORS.build(name, horizon=horizon) for name in names}
     runs = [trace_from_run(path) for path in from_run or []]
@@ -72,7 +58,7 @@ def evaluate(
         raise ValueError("evaluate needs a trace: name a trace file, or --from-run RUN_DIR")
     for trace in loaded:
         for text in trace.notes:
-            note(err, f"{trace.path}: {text}")
+            options.note(err, f"{trace.path}: {text}")
     if export is not None:
         if len(runs) != 1:
             raise ValueError(
@@ -82,30 +68,14 @@ def evaluate(
         out.print(f"trace written to {export}", markup=False)
     if predictors == ALL and "arima" not in chosen:
         text = "arima is left out because statsmodels is not installed: pip install 'lbbsp[arima]'"
-        note(err, text)
-    result = _run(err, loaded, chosen, horizon)
+        options.note(err, text)
+    total = len(chosen) * sum(len(series) for trace in loaded for series in trace.series)
+    with countdown(err, total) as advance:
+        result = run_evaluation(loaded, predictors=chosen, horizon=horizon, progress=advance)
     for text in result.notes.values():
-        note(err, text)
+        options.note(err, text)
     _print(out, result)
-    write_figures(json_file, result.figures())
-    if plot is not None:
-        from lbbsp_core.report.pictures import draw_forecasts
-
-        draw_forecasts(result, plot)
-        out.print(f"plot written to {plot}", markup=False)
-
-
-def _run(
-    err: Console, traces: list[Trace], predictors: dict[str, Predictor], horizon: int
-) -> Evaluation:
-    total = len(predictors) * sum(len(series) for trace in traces for series in trace.series)
-    with countdown(err) as bar:
-        task = bar.add_task("", total=total)
-
-        def advance(file: str, name: str, iterations: int) -> None:
-            bar.update(task, advance=iterations, description=escape(f"{file} {name}"))
-
-        return run_evaluation(traces, predictors=predictors, horizon=horizon, progress=advance)
+    options.write_figures(json_file, result.figures())
 
 
 def _print(out: Console, result: Evaluation) -> None:
@@ -119,19 +89,18 @@ def _print(out: Console, result: Evaluation) -> None:
         efficiencies.append([result.mean_efficiency(name) for name in names])
         title = f"efficiency of LoadBalanced with these forecasts, lag {result.horizon}"
         out.print(_by_trace(result, title, efficiencies, "mean", max))
-    costs = Table(
-        title="MAPE, and microseconds of thread CPU time (means over traces; largest percentile)"
-    )
+    title = "MAPE, and microseconds of thread CPU time (means over traces; largest percentile)"
+    costs = Table(title=title)
     for column in ("predictor", "MAPE", "update", "predict", "99.9th percentile"):
         costs.add_column(column, justify="left" if column == "predictor" else "right")
     for name in names:
         own = [scores[name] for scores in traces]
-        mape, update, predict = (
-            fmean(values)
-            for values in zip(*((s.mape, s.update_us, s.predict_us) for s in own), strict=True)
+        update, predict = (
+            f"{fmean(getattr(score, key) for score in own):.1f}"
+            for key in ("update_us", "predict_us")
         )
-        tail = max(score.p999_us for score in own)
-        costs.add_row(_label(name), f"{mape:.1%}", f"{update:.1f}", f"{predict:.1f}", f"{tail:.0f}")
+        mape, tail = fmean(score.mape for score in own), max(score.p999_us for score in own)
+        costs.add_row(_label(name), f"{mape:.1%}", update, predict, f"{tail:.0f}")
     out.print(costs)
 
 

@@ -7,13 +7,8 @@ from typing import Final
 
 import typer
 
-from lbbsp_core.cli.completion import Framework, one_of
-from lbbsp_core.cli.options import (
-    one_line_errors,
-    parse_speeds,
-    parse_speeds_at,
-    require_writable_folder,
-)
+from lbbsp_core.cli import options
+from lbbsp_core.cli.completion import Framework
 from lbbsp_core.launch import GRACE_SECONDS
 from lbbsp_core.launch import launch as launch_job
 
@@ -21,7 +16,7 @@ _OURS: Final = ("--speeds", "--speeds-at", "--contention", "--max-restarts", "--
 """Options that scripts hardly have themselves."""
 
 
-@one_line_errors
+@options.one_line_errors
 def launch(
     command: list[str] = typer.Argument(
         metavar="SCRIPT.py [ARGS]...",
@@ -40,9 +35,7 @@ def launch(
         None, metavar="1,1,0.5", help="Emulate workers of these relative speeds by CPU quotas."
     ),
     speeds_at: list[str] | None = typer.Option(
-        None,
-        metavar="SECONDS:0.5,1,1",
-        help="Change the speeds after these seconds; may be repeated.",
+        None, metavar="SECONDS:0.5,1,1", help="Change the speeds after these seconds; repeatable."
     ),
     contention: str | None = typer.Option(
         None,
@@ -50,7 +43,6 @@ def launch(
         help="Let other processes compete with the workers for their cores: replay the column "
         "cpu_other_percent of a trace, or start and stop at random (bursty[:SEED], "
         "dbs[:SEED[:EPOCH_SECONDS]]).",
-        autocompletion=one_of(["bursty", "dbs"]),
     ),
     devices: str | None = typer.Option(
         None,
@@ -59,7 +51,6 @@ def launch(
         "between several devices; none for CPUs only; all to leave the variable alone. By "
         "default worker i gets GPU i modulo their number, or its part of the variable if "
         "you have set it.",
-        autocompletion=one_of(["none", "all"]),
     ),
     run_dir: Path | None = typer.Option(None, help="Folder for the run record."),
     timeout: float | None = typer.Option(
@@ -69,14 +60,10 @@ def launch(
         0, metavar="R", help="Restart the job up to R times when a worker fails or is preempted."
     ),
     elastic: int | None = typer.Option(
-        None,
-        metavar="MIN",
-        help="Restart without workers that have failed, as long as MIN workers remain.",
+        None, metavar="MIN", help="Restart without failed workers, as long as MIN of them remain."
     ),
     grace: float = typer.Option(
-        GRACE_SECONDS,
-        metavar="SECONDS",
-        help="Time that scripts have to write a checkpoint and to end after SIGTERM.",
+        GRACE_SECONDS, metavar="SECONDS", help="Time to write a checkpoint and end after SIGTERM."
     ),
 ) -> None:
     """Run a script on N local workers.
@@ -86,7 +73,7 @@ def launch(
     that fails ends the job, and no process outlives it. With --max-restarts all processes are then
     started again; a script with a checkpoint continues from it.
     """
-    require_writable_folder("--run-dir", run_dir)
+    options.require_writable_folder("--run-dir", run_dir)
     for argument in command[1:]:
         if argument.partition("=")[0] in _OURS:
             text = (
@@ -103,8 +90,8 @@ def launch(
         workers=workers,
         framework=framework,
         servers=servers,
-        speeds=None if speeds is None else parse_speeds(speeds),
-        speeds_at=parse_speeds_at(speeds_at or []),
+        speeds=None if speeds is None else options.parse_speeds(speeds),
+        speeds_at=options.parse_speeds_at(speeds_at or []),
         contention=neighbours,
         devices=devices,
         run_dir=run_dir,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import sys
@@ -32,7 +33,6 @@ JsonFile: TypeAlias = Annotated[
 """Option ``--json`` of a command; the parameter's default is None."""
 
 _SPEEDS_REMEDY = "give the speed of each worker relative to the fastest, such as 1,1,0.5"
-_SPEEDS_AT_REMEDY = "give the seconds since the start and the new speeds, such as 30:0.5,1,1"
 
 
 def parse_speeds(text: str, option: str = "--speeds", remedy: str = _SPEEDS_REMEDY) -> list[float]:
@@ -45,8 +45,8 @@ def parse_speeds(text: str, option: str = "--speeds", remedy: str = _SPEEDS_REME
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        form = "a list of numbers separated by commas"
-        raise bad_value(option, f"must be {form}, got {text!r}: {remedy}") from None
+        form = f"must be a list of numbers separated by commas, got {text!r}"
+        raise bad_value(option, f"{form}: {remedy}") from None
 
 
 def parse_speeds_at(texts: Sequence[str]) -> list[tuple[float, list[float]]]:
@@ -56,17 +56,16 @@ def parse_speeds_at(texts: Sequence[str]) -> list[tuple[float, list[float]]]:
         >>> parse_speeds_at(["30:0.5,1"])
         [(30.0, [0.5, 1.0])]
     """
-    return [_parse_change(text) for text in texts]
-
-
-def _parse_change(text: str) -> tuple[float, list[float]]:
-    seconds, _, speeds = text.partition(":")
-    try:
-        after = float(seconds)
-    except ValueError:
-        form = f"must be SECONDS:SPEEDS, got {text!r}: {_SPEEDS_AT_REMEDY}"
-        raise bad_value("--speeds-at", form) from None
-    return after, parse_speeds(speeds, "--speeds-at", _SPEEDS_AT_REMEDY)
+    changes, remedy = [], "give the seconds since the start and the new speeds, such as 30:0.5,1,1"
+    for text in texts:
+        seconds, _, speeds = text.partition(":")
+        try:
+            after = float(seconds)
+        except ValueError:
+            form = f"must be SECONDS:SPEEDS, got {text!r}: {remedy}"
+            raise bad_value("--speeds-at", form) from None
+        changes.append((after, parse_speeds(speeds, "--speeds-at", remedy)))
+    return changes
 
 
 def bad_value(option: str, error: object) -> typer.BadParameter:
@@ -112,6 +111,10 @@ def consoles(json_file: Path | None) -> tuple[Console, Console]:
     Both write to standard error if standard output is for figures.
     """
     require_writable_file("--json", json_file)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names of hosts must not end a command on a terminal without UTF-8.
+            stream.reconfigure(errors="backslashreplace")
     return Console(stderr=json_file == STDOUT), Console(stderr=True)
 
 
@@ -149,17 +152,14 @@ def require_writable_folder(option: str, path: Path | None) -> None:
     """Checks that files can be written to a folder, or that the folder can be created."""
     if path is None:
         return
-    existing = path.absolute()
-    while not os.path.lexists(existing) and existing != existing.parent:
-        existing = existing.parent
+    whole = path.absolute()
+    existing = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
+    reason = f"no permission to write to {existing}"
     if not os.path.isdir(existing):
-        raise ValueError(
-            f"{option} cannot be written: {existing} is not a folder: name another path"
-        )
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ValueError(
-            f"{option} cannot be written: no permission to write to {existing}: name another path"
-        )
+        reason = f"{existing} is not a folder"
+    elif os.access(existing, os.W_OK | os.X_OK):
+        return
+    raise ValueError(f"{option} cannot be written: {reason}: name another path")
 
 
 def require_picture(option: str, path: Path | None) -> None:
@@ -183,6 +183,6 @@ def write_figures(path: Path | None, figures: Mapping[str, object]) -> None:
     text = json.dumps(figures, indent=1)
     if path == STDOUT:
         typer.echo(text)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n", encoding="utf-8")
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n", encoding="utf-8")

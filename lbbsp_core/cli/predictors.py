@@ -6,7 +6,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from lbbsp_core.cli.completion import some_of, split_names
+from lbbsp_core.cli.completion import split_names
 from lbbsp_core.registry import PREDICTORS
 
 ALL: Final = "all"
@@ -18,7 +18,6 @@ Predictors: TypeAlias = Annotated[
         metavar="A,B",
         help=f"Predictors: all, or some of {', '.join(PREDICTORS)}. Add options as in "
         "narx:hidden=4. Name your own class as module:Name.",
-        autocompletion=some_of([ALL, *PREDICTORS]),
     ),
 ]
 """Option ``--predictors`` of a command."""

@@ -6,38 +6,25 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lbbsp_core.cli.options import (
-    STDOUT,
-    JsonFile,
-    consoles,
-    note,
-    one_line_errors,
-    require_picture,
-    require_writable_file,
-    write_figures,
-)
+from lbbsp_core.cli import options
+from lbbsp_core.cli.progress import countdown
 from lbbsp_core.profiler import BatchSweep, ProfileResult, profile_step
 
 DEFAULT_OUT = Path("profile.json")
 
 
-@one_line_errors
+@options.one_line_errors
 def profile(
     command: list[str] = typer.Argument(
         metavar="SCRIPT.py[:FUNCTION] [-- ARGS]...",
         help="Script that defines step(batch_size), or FUNCTION(batch_size) if given.",
     ),
     out: Path | None = typer.Option(
-        None,
-        "--out",
-        "-o",
-        metavar="FILE",
-        help="Write the profile to this file. Defaults to profile.json.",
+        None, "--out", "-o", metavar="FILE", help="Write the profile here. Default: profile.json."
     ),
-    json_file: JsonFile = None,
+    json_file: options.JsonFile = None,
     plot: Path | None = typer.Option(
         None, metavar="FILE", help="Plot the curve to this HTML file."
     ),
@@ -61,62 +48,46 @@ def profile(
     The script's step(batch_size) does the local work of a worker in one iteration. It runs in a
     child process, which may be killed when a batch is too large for the memory.
     """
-    out_console, err = consoles(json_file)
-    require_writable_file("--out", out or DEFAULT_OUT)
-    require_picture("--plot", plot)
+    out_console, err = options.consoles(json_file)
+    options.require_writable_file("--out", out or DEFAULT_OUT)
+    options.require_picture("--plot", plot)
     sweep = BatchSweep(
         max_batch=max_batch, repeats=repeats, rounds=rounds, longest_step=longest_step
     )
-    result = _run(err, command, sweep, timeout)
+    total = rounds * len(list(sweep.batches()))
+    with countdown(err, total, "loading the script") as advance:
+
+        def show(activity: str, batch: int, seconds: float | None) -> None:
+            result = "out of memory" if seconds is None else f"{1e3 * seconds:.3g} ms"
+            advance(f"{batch} samples:", result, activity != "probed")
+
+        result = profile_step(
+            command[0], sweep=sweep, timeout=timeout, arguments=command[1:], progress=show
+        )
     for text in result.notes:
-        note(err, text)
+        options.note(err, text)
     _print(out_console, result)
-    if json_file == STDOUT:
-        write_figures(STDOUT, result.figures())
-    for path in {json_file, out} - {None} or {DEFAULT_OUT}:
-        if path is None or path == STDOUT:
-            continue
-        result.save(path)
-        out_console.print(f"profile written to {path}", markup=False, highlight=False)
+    if json_file == options.STDOUT:
+        options.write_figures(options.STDOUT, result.figures())
+    for path in [each for each in (json_file, out) if each] or [DEFAULT_OUT]:
+        if path != options.STDOUT:
+            result.save(path)
+            options.show(out_console, f"profile written to {path}")
     if plot is not None:
         from lbbsp_core.report.pictures import draw_profile
 
         draw_profile(result, plot)
-        out_console.print(f"plot written to {plot}", markup=False, highlight=False)
-
-
-def _run(err: Console, command: list[str], sweep: BatchSweep, timeout: float) -> ProfileResult:
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=err,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("loading the script", total=sweep.rounds * len(list(sweep.batches())))
-
-        def advance(activity: str, batch: int, seconds: float | None) -> None:
-            result = "out of memory" if seconds is None else f"{1e3 * seconds:.3g} ms"
-            bar.update(task, advance=activity != "probed", description=f"{batch} samples: {result}")
-
-        return profile_step(
-            command[0], sweep=sweep, timeout=timeout, arguments=command[1:], progress=advance
-        )
+        options.show(out_console, f"plot written to {plot}")
 
 
 def _print(out: Console, result: ProfileResult) -> None:
     points = result.points
-    out.print(result.device, markup=False, highlight=False)
+    options.show(out, result.device)
+    limit = result.out_of_memory_at
+    memory = "all batches fit in memory" if limit is None else f"out of memory at {limit}"
     out.print(
         f"{len(points)} batches: {points[0].batch} samples in {1e3 * points[0].seconds:.3g} ms to "
-        f"{points[-1].batch} in {1e3 * points[-1].seconds:.3g} ms; "
-        + (
-            "all batches fit in memory"
-            if result.out_of_memory_at is None
-            else f"out of memory at {result.out_of_memory_at}"
-        ),
+        f"{points[-1].batch} in {1e3 * points[-1].seconds:.3g} ms; {memory}",
         highlight=False,
     )
     table = Table(title="Fitted cost forms, and their mean relative error on left-out batches")

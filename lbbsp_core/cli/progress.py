@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich import progress
@@ -10,39 +12,27 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lbbsp_core.report.tail import Tail
-from lbbsp_core.runtime.record.record import PushLine, StepLine, is_header, parse_line
-from lbbsp_core.validate import parse_json
+from lbbsp_core.report.live import LiveRun
 
 
-def countdown(console: Console) -> progress.Progress:
-    """Creates a progress bar with the remaining time, which disappears at the end."""
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
+@contextmanager
+def countdown(
+    console: Console, total: int, beginning: str = ""
+) -> Iterator[Callable[[str, str, int], None]]:
+    """Shows a progress bar with the remaining time, which disappears at the end.
+
+    Yields a function that is told what runs, in two words, and by how much it advances.
+    """
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
         progress.TimeRemainingColumn(),
-        console=console,
-        transient=True,
     )
-
-
-class RecordTail:
-    """Reads the lines that were appended to a record since the last read; it need not exist yet."""
-
-    def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
-
-    def read(self) -> list[StepLine | PushLine]:
-        """Returns the steps or pushes that have been completed since the last call."""
-        tail = self._tail
-        texts = tail.read()
-        lines: list[StepLine | PushLine] = []
-        for number, line in enumerate(texts, start=1 + tail.lines - len(texts)):
-            where = f"{tail.path} line {number}"
-            values = parse_json(line, where)
-            if not is_header(values):
-                lines.append(parse_line(values, where))
-        return lines
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(beginning, total=total)
+        yield lambda what, more, steps: bar.update(
+            task, advance=steps, description=f"{what} {more}"
+        )
 
 
 class Progress:
@@ -51,26 +41,17 @@ class Progress:
     def __init__(self, title: str, steps: int, record: Path) -> None:
         self._title = title
         self._steps = steps
-        self._tail = RecordTail(record)
-        self._done = 0
-        self._last: StepLine | None = None
+        self._run = LiveRun(record)
 
     def __rich__(self) -> Table:
         """Renders the current state."""
-        for line in self._tail.read():
-            if isinstance(line, StepLine):
-                self._done, self._last = self._done + 1, line
+        last = self._run.last_step if self._run.read() else None
+        done, state = 0, Text("starting the workers ...", style="dim")
+        if last is not None:
+            done, sizes = last.step + 1, " + ".join(map(str, last.sizes))
+            text = f"step {done}/{self._steps} {last.wall_seconds * 1e3:5.0f} ms  batches {sizes}"
+            state = Text(text, no_wrap=True, overflow="ellipsis")
         row = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=self._steps, completed=self._done, width=16)
-        row.add_row(Text(f"{self._title:<9}", style="bold"), bar, self._state())
+        bar = ProgressBar(total=self._steps, completed=done, width=16)
+        row.add_row(Text(f"{self._title:<9}", style="bold"), bar, state)
         return row
-
-    def _state(self) -> Text:
-        if self._last is None:
-            return Text("starting the workers ...", style="dim")
-        return Text(
-            f"step {self._done}/{self._steps} {self._last.wall_seconds * 1e3:5.0f} ms"
-            f"  batches {' + '.join(map(str, self._last.sizes))}",
-            no_wrap=True,
-            overflow="ellipsis",
-        )

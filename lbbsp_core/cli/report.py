@@ -6,17 +6,10 @@ from pathlib import Path
 
 import typer
 
-from lbbsp_core.cli.options import (
-    JsonFile,
-    consoles,
-    one_line_errors,
-    require_writable_file,
-    show,
-    write_figures,
-)
+from lbbsp_core.cli import options
 
 
-@one_line_errors
+@options.one_line_errors
 def report(
     run_dir: Path = typer.Argument(
         metavar="RUN_DIR", help="Folder with run.jsonl, or the file itself."
@@ -24,7 +17,7 @@ def report(
     out: Path | None = typer.Option(
         None, "--out", "-o", metavar="FILE", help="File to write. Default: RUN_DIR/report.html."
     ),
-    json_file: JsonFile = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Show what a run gained, where time was lost, and what to change.
 
@@ -32,10 +25,10 @@ def report(
     """
     from lbbsp_core.report.html import write_report
 
-    console, _ = consoles(json_file)
+    console, _ = options.consoles(json_file)
     path = out or (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
-    require_writable_file("--out", path)
+    options.require_writable_file("--out", path)
     figures = write_report(run_dir, path)
-    show(console, str(figures["verdict"]))
-    write_figures(json_file, figures)
-    show(console, f"report written to {path}")
+    options.show(console, str(figures["verdict"]))
+    options.write_figures(json_file, figures)
+    options.show(console, f"report written to {path}")

@@ -14,21 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lbbsp_core.cli.completion import one_of, some_of, split_names
-from lbbsp_core.cli.options import (
-    JsonFile,
-    consoles,
-    note,
-    one_line_errors,
-    require_picture,
-    require_writable_folder,
-    search_current_directory,
-    show,
-    write_figures,
-)
+from lbbsp_core.cli import options
+from lbbsp_core.cli.completion import split_names
 from lbbsp_core.cli.predictors import ALL, Predictors, parse_predictors
 from lbbsp_core.cli.progress import countdown
-from lbbsp_core.registry import POLICIES, SYNCHRONISERS
+from lbbsp_core.registry import POLICIES
 from lbbsp_core.sim import (
     MODELS,
     PRESETS,
@@ -60,7 +50,7 @@ _QUICK = "ema0.5"
 """Default for synthetic clusters, which may be large: it runs in arrays."""
 
 
-@one_line_errors
+@options.one_line_errors
 def simulate(
     more: list[Path] | None = typer.Argument(
         None, metavar="[TRACE]...", help="Further trace files."
@@ -72,7 +62,6 @@ def simulate(
         None,
         metavar="NAME|FILE.toml",
         help=f"Synthetic cluster: {', '.join(PRESETS)}, or a TOML file.",
-        autocompletion=one_of(PRESETS),
     ),
     from_run: list[Path] | None = typer.Option(
         None, metavar="RUN_DIR", help="Replay the recorded run of plain BSP in this folder."
@@ -82,7 +71,6 @@ def simulate(
         metavar="A,B",
         help=f"Policies: all, or some of {', '.join(POLICIES)}. Add options as in "
         "lbbsp:min_gain=0 or proportional:ratings=2/1/1. Name your own class as module:Name.",
-        autocompletion=some_of([ALL, *POLICIES]),
     ),
     predictors: Predictors = None,
     sync: str = typer.Option(
@@ -90,7 +78,6 @@ def simulate(
         metavar="A,B",
         help="Synchronisers, such as bsp, ssp:3, asp, dssp:3:15, elasticbsp:15. Name your own "
         "class as module:Name.",
-        autocompletion=some_of(SYNCHRONISERS),
     ),
     workers: str | None = typer.Option(
         None, metavar="N,M", help="Numbers of workers; a trace is cut to its first workers."
@@ -108,7 +95,7 @@ def simulate(
         None,
         min=0.0,
         metavar="SECONDS",
-        help="Communication time of each step, after the slowest worker.",
+        help="Communication after the slowest worker in each step.",
     ),
     first_use_seconds: float | None = typer.Option(
         None,
@@ -121,11 +108,9 @@ def simulate(
         metavar="A",
         help="Also train on digits, and show the time to this accuracy, in (0, 1].",
     ),
-    model: str = typer.Option(
-        "softmax", help="Model to learn with: softmax or mlp.", autocompletion=one_of(MODELS)
-    ),
+    model: str = typer.Option("softmax", help="Model to learn with: softmax or mlp."),
     learning_rate: float = typer.Option(0.5, help="Learning rate of an update from X samples."),
-    json_file: JsonFile = None,
+    json_file: options.JsonFile = None,
     plot: Path | None = typer.Option(
         None, metavar="FILE", help="Draw the efficiencies to this HTML file."
     ),
@@ -146,10 +131,10 @@ def simulate(
     samples has entered the model. Your own classes (module:Name) are also searched for in the
     current directory.
     """
-    out, err = consoles(json_file)
-    require_picture("--plot", plot)
-    require_writable_folder("--plots", plots)
-    search_current_directory()
+    out, err = options.consoles(json_file)
+    options.require_picture("--plot", plot)
+    options.require_writable_folder("--plots", plots)
+    options.search_current_directory()
     sizes = [None] if workers is None else _counts(workers)
     given = {
         "global_batch_size": global_batch_size,
@@ -177,12 +162,7 @@ def simulate(
     default = _QUICK if scenario else DEFAULT
     runs = chosen_runs(names, parse_predictors(predictors or default), lag, split_names(sync))
     goal = _goal(target_accuracy, model, learning_rate)
-    with countdown(err) as bar:
-        task = bar.add_task("", total=len(runs) * sum(one.steps for one in entrants))
-
-        def advance(file: str, title: str, steps: int) -> None:
-            bar.update(task, advance=steps, description=escape(f"{file} {title}"))
-
+    with countdown(err, len(runs) * sum(one.steps for one in entrants)) as advance:
         experiments = (one.experiment() for one in entrants)
         results = [
             result if plots is not None else result._replace(run=None, curve=None)  # type: ignore[arg-type]
@@ -191,7 +171,7 @@ def simulate(
     rows = [result.row for result in results]
     for _, own in groupby(rows, key=lambda row: (row.name, row.workers)):
         out.print(_table(list(own), target_accuracy))
-    write_figures(json_file, figures(rows))
+    options.write_figures(json_file, figures(rows))
     if plot is not None:
         from lbbsp_core.report.simulations import draw_efficiencies
 
@@ -239,7 +219,7 @@ class _Clusters:
             for size in self.sizes:
                 cluster = replay_trace(trace, size)
                 for text in (*trace.notes, *cluster.notes):
-                    note(self.err, f"{trace.path}: {text}")
+                    options.note(self.err, f"{trace.path}: {text}")
                 yield self._replay(name, cluster, 0.0)
 
     def of_run(self, path: Path) -> _Entrant:
@@ -250,9 +230,11 @@ class _Clusters:
             )
         run = cluster_from_run(path)
         for text in run.cluster.notes:
-            note(self.err, f"{path}: {text}")
+            options.note(self.err, f"{path}: {text}")
         workers, seconds = run.cluster.workers, run.step_seconds
-        show(self.err, f"{path}: {workers} workers, {seconds:.4g} s per step as recorded", "dim")
+        options.show(
+            self.err, f"{path}: {workers} workers, {seconds:.4g} s per step as recorded", "dim"
+        )
         return self._replay(path.name or str(path), run.cluster, run.communication_seconds)
 
     def of_scenario(self, name: str, **length: int | None) -> Iterator[_Entrant]:

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lbbsp_core.cli.options import (
-    STDOUT,
-    JsonFile,
-    consoles,
-    one_line_errors,
-    write_figures,
-)
+from lbbsp_core.cli import options
 from lbbsp_core.report.live import LiveRun, View, WorkerView
-
-_BAR: Final = 8
-"""Width of a full bar, in characters."""
+from lbbsp_core.report.words import duration
 
 _LATE_SECONDS: Final = 10.0
 """Time without a step after which the view says so in colour."""
@@ -33,20 +24,11 @@ _LATE_SECONDS: Final = 10.0
 _BALANCED: Final = 0.02
 """Share of waiting up to which workers count as balanced."""
 
-_COLUMNS: Final = ("#", "host", "device", "batch", "busy", "waiting", "", "forecast")
-_TEXTS: Final = ("#", "host", "device", "")
-"""Columns that are aligned to the left."""
-
-_DISPENSABLE: Final = ("device", "", "forecast", "batch")
-"""Columns that a narrow terminal lacks, in the order in which they are left out."""
-
-_UNLIMITED: Final = 10_000
-
 _OTHER_LINES: Final = 10
 """Lines of a view beside those of workers, with room for sentences that are wrapped."""
 
 
-@one_line_errors
+@options.one_line_errors
 def watch(
     run_dir: Path = typer.Argument(
         metavar="RUN_DIR", help="Folder of the run, or its .jsonl file."
@@ -54,7 +36,7 @@ def watch(
     once: bool = typer.Option(
         False, "--once", help="Print one view and end, as without a terminal."
     ),
-    json_file: JsonFile = None,
+    json_file: options.JsonFile = None,
     interval: float = typer.Option(1.0, min=0.1, metavar="SECONDS", help="Time between two views."),
     timeout: float | None = typer.Option(
         None,
@@ -69,88 +51,54 @@ def watch(
     It reads the record that the run writes (record=, or lbbsp launch --run-dir), from any machine
     that can read the file. Forecast is the predicted over the measured time. It ends at Ctrl-C.
     """
-    out, err = consoles(json_file)
-    once = once or json_file == STDOUT or not out.is_terminal
+    out, err = options.consoles(json_file)
+    once = once or json_file == options.STDOUT or not out.is_terminal
     run = LiveRun(run_dir)
     limit = 0.0 if once and timeout is None else timeout
     try:
         _await_start(run, err, limit, interval)
         if once:
-            out.print(render(run.view(), ascii_only=out.options.ascii_only))
+            out.print(render(run.view()))
         else:
             follow(run, out, interval)
     except KeyboardInterrupt:
         pass
     if run.header is not None:
-        write_figures(json_file, run.view().to_json())
+        options.write_figures(json_file, run.view().to_json())
 
 
 def follow(
     run: LiveRun, console: Console, interval: float, sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Shows a run that has started until KeyboardInterrupt, which it raises."""
-    ascii_only = console.options.ascii_only
     with Live(console=console, auto_refresh=False) as live:
         while True:
             if run.read():  # not while a record is being replaced
                 rows = max(console.height - _OTHER_LINES, 1)
-                live.update(render(run.view(), ascii_only=ascii_only, rows=rows), refresh=True)
+                live.update(render(run.view(), rows), refresh=True)
             sleep(interval)
 
 
-def render(view: View, *, ascii_only: bool = False, rows: int | None = None) -> Group:
-    """Returns a view for the terminal.
-
-    If there is no room for all workers, the slowest ones are shown.
-    """
+def render(view: View, rows: int | None = None) -> Group:
+    """Returns a view for the terminal, with at most `rows` workers: the slowest ones."""
     workers, rest = view.workers, ""
     if rows is not None and len(workers) > rows:
         by_time = sorted(workers, key=lambda worker: worker.busy_seconds or 0.0, reverse=True)
         workers = tuple(by_time[:rows])
         rest = f"and {len(by_time) - rows} more workers, none of which is slower"
-    shown = _in_ascii if ascii_only else Text
-    state = shown(_state(view))
+    state = Text(_state(view))
     if view.age_seconds is not None:
-        text, style = _progress(view, view.age_seconds)
-        state.append("   ").append(shown(text, style))
-    sentences = [shown(each) for each in (_who_waits(view), _gain(view)) if each]
-    return Group(state, *sentences, _Workers(view, workers, shown), rest)
-
-
-def _in_ascii(text: str, style: str = "") -> Text:
-    """Returns a text for a terminal that shows nothing but ASCII."""
-    replaced = text.translate({ord("█"): "#", ord("░"): ".", ord("·"): "-"})
-    return Text(replaced.encode("ascii", "backslashreplace").decode(), style)
-
-
-@dataclass(frozen=True)
-class _Workers:
-    """Table of workers, without the least important columns where the terminal is narrow."""
-
-    view: View
-    workers: Sequence[WorkerView]
-    shown: Callable[[str], Text]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        unlimited = options.update(max_width=_UNLIMITED)
-        for left_out in range(len(_DISPENSABLE) + 1):
-            table = self._table(_DISPENSABLE[:left_out])
-            if console.measure(table, options=unlimited).maximum <= options.max_width:
-                break
-        yield table
-
-    def _table(self, left_out: Sequence[str]) -> Table:
-        kept = [name for name in _COLUMNS if name not in left_out]
-        table = Table(box=SIMPLE_HEAD)
-        for name in kept:
-            pushes = name == "forecast" and self.view.is_asynchronous
-            side: Any = "left" if name in _TEXTS else "right"
-            table.add_column("pushes" if pushes else name, justify=side, overflow="fold")
-        for worker in self.workers:
-            cells = dict(zip(_COLUMNS, _cells(worker), strict=True))
-            texts = (self.shown(cells[name]) for name in kept)
-            table.add_row(*texts, style="bold" if worker.rank == self.view.slowest else "")
-        return table
+        state.append("   ").append(*_progress(view, view.age_seconds))
+    sentences = [Text(each) for each in (_who_waits(view), _gain(view)) if each]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("#", "host", "device"):
+        table.add_column(name, overflow="fold", min_width=len(name))
+    for name in ("batch", "busy", "waiting", "pushes" if view.is_asynchronous else "forecast"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for worker in workers:
+        cells = map(Text, _cells(worker))
+        table.add_row(*cells, style="bold" if worker.rank == view.slowest else "")
+    return Group(state, *sentences, table, rest)
 
 
 def _await_start(run: LiveRun, err: Console, limit: float | None, interval: float) -> None:
@@ -171,19 +119,15 @@ def _await_start(run: LiveRun, err: Console, limit: float | None, interval: floa
 
 
 def _cells(worker: WorkerView) -> tuple[str, ...]:
-    bar = ""
-    if worker.waiting is not None:
-        full = round(worker.waiting * _BAR)
-        bar = f"{'█' * full}{'░' * (_BAR - full)} {worker.waiting:4.0%}"
     last = worker.pushes if worker.prediction is None else f"{worker.prediction:.2f}"
+    share = "" if worker.waiting is None else f" {worker.waiting:4.0%}"
     return (
         str(worker.rank),
         worker.host,
         worker.device,
         "-" if worker.batch_size is None else str(worker.batch_size),
         _duration(worker.busy_seconds),
-        _duration(worker.waiting_seconds),
-        bar,
+        _duration(worker.waiting_seconds) + share,
         "-" if last is None else str(last),
     )
 
@@ -196,12 +140,12 @@ def _state(view: View) -> str:
         parts.append(f"{view.steps_per_second:.3g} {units}/s")
         parts.append(f"{view.samples_per_second:.4g} samples/s")
     if view.elapsed_seconds is not None:
-        parts.append(f"{_clock(view.elapsed_seconds)} since the start")
+        parts.append(f"{duration(view.elapsed_seconds)} since the start")
     if view.restarts:
         parts.append(f"{view.restarts} restart{'s' * (view.restarts > 1)}")
     if view.unreadable:
         parts.append(f"{view.unreadable} unreadable line{'s' * (view.unreadable > 1)}")
-    return " · ".join(parts)
+    return ", ".join(parts)
 
 
 def _progress(view: View, age_seconds: float) -> tuple[str, str]:
@@ -210,7 +154,7 @@ def _progress(view: View, age_seconds: float) -> tuple[str, str]:
     if view.stop:
         return f"stopped after this {unit}: {view.stop}", "bold"
     if age_seconds >= _LATE_SECONDS:
-        return f"no {unit} for {_clock(age_seconds)}: ended, or stuck", "bold yellow"
+        return f"no {unit} for {duration(age_seconds)}: ended, or stuck", "bold yellow"
     return "running", "green"
 
 
@@ -245,12 +189,3 @@ def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _clock(seconds: float) -> str:
-    """Returns a time as "12 s", "3 min 5 s" or "2 h 3 min"."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,26 +29,16 @@ TIMEOUT_SECONDS: Final = 900.0
 class Framework(NamedTuple):
     """Packages that the demo of a framework needs."""
 
-    module: str
     plugin: str
     extra: str  # of the ``lbbsp`` distribution, which installs the framework
     newest_python: tuple[int, int] | None = None  # for which the extra does so
-
-    @property
-    def where(self) -> str:
-        """Where the extra can be installed, if this Python is too new for it."""
-        if self.newest_python is None or sys.version_info[:2] <= self.newest_python:
-            return ""
-        version = ".".join(map(str, self.newest_python))
-        return f" in a virtual environment with Python {version} or earlier"
 
 
 class Training(NamedTuple):
     """Training of the comparison, plain or balanced."""
 
     title: str  # for the user
-    folder: str
-    policy: str  # as `lbbsp_core.registry` reads it
+    policy: str  # as `lbbsp_core.registry` reads it; also the name of the folder
 
 
 class Plan(NamedTuple):
@@ -62,26 +51,7 @@ class Plan(NamedTuple):
 
     def folder(self, training: Training) -> Path:
         """Returns the folder of one of the two runs."""
-        return (self.run_dir / training.folder).absolute()
-
-    @property
-    def summary(self) -> Path:
-        """Path of the figures."""
-        return self.run_dir / "summary.json"
-
-    @property
-    def picture(self) -> Path:
-        """Path of the picture."""
-        return self.run_dir / "demo.html"
-
-    @property
-    def report(self) -> Path:
-        """Path of the report of the balanced run."""
-        return self.run_dir / "report.html"
-
-    def record(self, training: Training) -> Path:
-        """Returns the path of a run's record, which grows during the run."""
-        return self.folder(training) / "run.jsonl"
+        return (self.run_dir / training.policy).absolute()
 
 
 class FinishedRun(NamedTuple):
@@ -99,35 +69,33 @@ class RunFailedError(RuntimeError):
         self.status = status
 
 
-PLAIN: Final = Training("plain BSP", "bsp", "bsp")
-BALANCED: Final = Training("LB-BSP", "lbbsp", "lbbsp")
+PLAIN: Final = Training("plain BSP", "bsp")
+BALANCED: Final = Training("LB-BSP", "lbbsp")
 
-FRAMEWORKS: Final[Mapping[str, Framework]] = MappingProxyType(
-    {
-        "tensorflow": Framework("tensorflow", "lbbsp_tf", "tf-cpu"),
-        "mxnet": Framework("mxnet", "lbbsp_mx", "mx", newest_python=(3, 12)),
-    }
-)
-
-
-def default_speeds(workers: int) -> list[float]:
-    """Returns relative speeds of which the last one is slow."""
-    return [1.0] * (workers - 1) + [SLOW_WORKER]
+FRAMEWORKS: Final[Mapping[str, Framework]] = {
+    "tensorflow": Framework("lbbsp_tf", "tf-cpu"),
+    "mxnet": Framework("lbbsp_mx", "mx", newest_python=(3, 12)),
+}
 
 
 def require_packages(framework: str) -> None:
     """Checks that the packages of a demo are installed."""
-    wanted = FRAMEWORKS[framework]
-    for module, extra in (
-        (wanted.module, wanted.extra),
-        (wanted.plugin, wanted.extra),
-        ("sklearn", "demo"),
-        ("plotly", "demo"),
-        ("jinja2", "demo"),
-    ):
+    plugin, extra, newest = FRAMEWORKS[framework]
+    where = ""
+    if newest is not None and sys.version_info[:2] > newest:
+        version = ".".join(map(str, newest))
+        where = f" in a virtual environment with Python {version} or earlier"
+    extras = {
+        framework: extra,
+        plugin: extra,
+        "sklearn": "demo",
+        "plotly": "demo",
+        "jinja2": "demo",
+    }
+    for module, needed in extras.items():
         if find_spec(module) is None:
             raise ModuleNotFoundError(
-                f"{module} is not installed: run pip install 'lbbsp[{extra}]'{wanted.where}"
+                f"{module} is not installed: run pip install 'lbbsp[{needed}]'{where}"
             )
 
 
@@ -159,7 +127,10 @@ def train(plan: Plan, training: Training) -> FinishedRun:
         raise RunFailedError(
             f"the {training.title} run failed; the output of all workers is in {log_path}", status
         )
-    return FinishedRun(read_run(plan.record(training)), _read_outcome(folder / "final.npz"))
+    with np.load(folder / "final.npz") as saved:
+        weights = [saved[name] for name in saved.files if name != "accuracy"]
+        outcome = Outcome(float(saved["accuracy"]), weights)
+    return FinishedRun(read_run(folder), outcome)
 
 
 def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Figures:
@@ -176,10 +147,10 @@ def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Figures:
         f"Same samples in the same order: held-out accuracy {bsp.outcome.accuracy:.1%} with plain "
         f"BSP, {lbbsp.outcome.accuracy:.1%} with LB-BSP."
     )
-    _written(plan.summary, lambda path: path.write_text(text, encoding="utf-8"))
+    _written(plan.run_dir / "summary.json", lambda path: path.write_text(text, encoding="utf-8"))
     draw = partial(draw_comparison, bsp.run, lbbsp.run, speeds=plan.speeds, note=note)
-    _written(plan.picture, draw)
-    _written(plan.report, partial(write_report, plan.record(BALANCED)))
+    _written(plan.run_dir / "demo.html", draw)
+    _written(plan.run_dir / "report.html", partial(write_report, plan.folder(BALANCED)))
     return figures
 
 
@@ -188,9 +159,3 @@ def _written(path: Path, write: Callable[[Path], object]) -> None:
         write(path)
     except OSError as error:
         logger.warning("%s cannot be written: %s", path, error)
-
-
-def _read_outcome(path: Path) -> Outcome:
-    with np.load(path) as saved:
-        names = [name for name in saved.files if name != "accuracy"]
-        return Outcome(float(saved["accuracy"]), [saved[name] for name in names])

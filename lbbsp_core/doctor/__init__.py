@@ -41,13 +41,13 @@ def diagnose(environment: Mapping[str, str], *, framework: str = "installed") ->
     """
     chosen = [framework] if framework in FRAMEWORKS else []
     if framework == "installed":
-        chosen = [name for name, each in FRAMEWORKS.items() if framework_version(each.module)]
+        chosen = list(filter(framework_version, FRAMEWORKS))
     topics: dict[str, Callable[[], Iterable[Finding]]] = {
         "versions": lambda: check_versions(chosen),
         "settings": lambda: check_settings(environment, chosen),
     }
-    for each in map(FRAMEWORKS.__getitem__, chosen):
-        topics[each.title] = partial(check_framework, each, environment)
+    for name in chosen:
+        topics[FRAMEWORKS[name].title] = partial(check_framework, FRAMEWORKS[name], environment)
     if not chosen and framework != "none":
         remedy = "pip install 'lbbsp[tf]', 'lbbsp[tf-cpu]' or 'lbbsp[mx]'"
         topics["frameworks"] = lambda: [problem("frameworks", "none is installed", remedy)]

@@ -12,13 +12,8 @@ import psutil
 from lbbsp_core.doctor import addresses
 from lbbsp_core.doctor.addresses import Resolve, Task, check_port, is_local
 from lbbsp_core.doctor.finding import Finding, note, ok, problem
-from lbbsp_core.runtime.options.env import (
-    DMLC_NAMES,
-    DMLC_REMEDY,
-    TF_CONFIG_REMEDY,
-    dmlc_problem,
-    tf_config_problem,
-)
+from lbbsp_core.runtime.options import cluster_variables as variables
+from lbbsp_core.runtime.options.env import DMLC_NAMES
 
 _SLURM: Final = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
                  "SLURM_STEP_TASKS_PER_NODE")  # fmt: skip
@@ -44,7 +39,7 @@ def check_cluster(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 def tf_cluster(text: str) -> Cluster | None:
     """Returns the cluster of a value of ``TF_CONFIG``; None if it is wrong or names no task."""
-    if not text.strip() or tf_config_problem(text):
+    if not text.strip() or variables.tf_config_problem(text):
         return None
     config = json.loads(text)
     kinds, task = config.get("cluster", {}), config.get("task", {})
@@ -65,9 +60,9 @@ def _task(name: str, address: str) -> Task:
 
 def check_tf_config(text: str) -> Iterator[Finding]:
     """Checks the value of ``TF_CONFIG`` itself."""
-    if found := tf_config_problem(text):
+    if found := variables.tf_config_problem(text):
         shown = text if len(text) <= 300 else f"{text[:300]}..."
-        yield problem("TF_CONFIG", f"{found}: {shown}", TF_CONFIG_REMEDY)
+        yield problem("TF_CONFIG", f"{found}: {shown}", variables.TF_CONFIG_REMEDY)
         return
     cluster = tf_cluster(text)
     if cluster is None:
@@ -78,8 +73,8 @@ def check_tf_config(text: str) -> Iterator[Finding]:
     yield ok("TF_CONFIG", f"{len(names)} tasks ({', '.join(names)}); this is {own}")
     yield from check_ports(cluster)
     if any(name.startswith("ps ") for name in names):
-        yield problem("TF_CONFIG", "names parameter servers, on which lbbsp does not train with "
-                      "TensorFlow", "leave out ps; asynchronous training needs MXNet")  # fmt: skip
+        text = "names parameter servers, on which lbbsp does not train with TensorFlow"
+        yield problem("TF_CONFIG", text, "leave out ps; asynchronous training needs MXNet")
     elif len(names) == 1:
         yield note("TF_CONFIG", "names a single worker: nothing is balanced", "name all workers")
 
@@ -88,8 +83,8 @@ def check_ports(cluster: Cluster) -> Iterator[Finding]:
     """Yields the tasks of a cluster whose port is none."""
     for task in cluster.tasks:
         if not 1 <= task.port <= 65_535:
-            yield problem("TF_CONFIG", f"{task.name} has the port {task.port}, but a port must be "
-                          "in [1, 65535]", "choose a port that is free on that host")  # fmt: skip
+            text = f"{task.name} has the port {task.port}, but a port must be in [1, 65535]"
+            yield problem("TF_CONFIG", text, "choose a port that is free on that host")
 
 
 def check_addresses(cluster: Cluster, resolve: Resolve = addresses.resolve) -> Iterator[Finding]:
@@ -100,19 +95,15 @@ def check_addresses(cluster: Cluster, resolve: Resolve = addresses.resolve) -> I
     for task in cluster.tasks:
         found = numbers[task.host]
         if isinstance(found, str):
-            yield problem(
-                str(task), f"{task.host!r} has no address: {found}",
-                "correct the name, enter it in DNS or /etc/hosts, or use an IP number",
-            )  # fmt: skip
+            remedy = "correct the name, enter it in DNS or /etc/hosts, or use an IP number"
+            yield problem(str(task), f"{task.host!r} has no address: {found}", remedy)
         elif task == cluster.own:
             yield from _check_own(task, found, alone=alone)
         elif is_local(found) and not alone and found == own:
             yield _only_here(str(task), found)
         elif is_local(found) and not alone:
-            yield problem(
-                str(task), f"{', '.join(found)} is this machine itself, but other tasks are on "
-                "other machines", "use an address under which all hosts reach it",
-            )  # fmt: skip
+            text = f"{', '.join(found)} is this machine itself, but others are on other machines"
+            yield problem(str(task), text, "use an address under which all hosts reach it")
         else:
             yield _check_route(task, found)
 
@@ -122,12 +113,9 @@ def _check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[F
     check = f"{task}, this task"
     own = [number for number in numbers if addresses.is_own(number)]
     if not own:
-        yield problem(
-            check, f"{', '.join(numbers)} is not an address of this machine, so that the others "
-            "look for this task elsewhere",
-            "correct the task's index on this machine, or its address (unless something forwards "
-            "its connections here)",
-        )  # fmt: skip
+        text = f"{', '.join(numbers)} is not an address of this machine: others look elsewhere"
+        remedy = "correct the task's index here, or its address (unless something forwards it here)"
+        yield problem(check, text, remedy)
         return
     busy = list(check_port(check, task.port, "all TF_CONFIGs"))
     if is_local(own) and not alone:
@@ -139,9 +127,8 @@ def _check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[F
 
 def _only_here(check: str, numbers: Sequence[str]) -> Finding:
     """Returns that a task of this machine has a number under which no other reaches it."""
-    text = f"is {', '.join(numbers)} on this machine, which the others cannot reach under this "
-    remedy = "let the name resolve to the same number everywhere, see /etc/hosts"
-    return note(check, f"{text}number", remedy)
+    text = f"is {', '.join(numbers)} on this machine, which others cannot reach under this number"
+    return note(check, text, "let the name resolve to the same number everywhere, see /etc/hosts")
 
 
 def _check_route(task: Task, numbers: Sequence[str]) -> Finding:
@@ -159,15 +146,15 @@ def check_dmlc(
 ) -> Iterator[Finding]:
     """Checks the variables of MXNet's transport."""
     given = {name: environment[name] for name in DMLC_NAMES if environment.get(name, "").strip()}
-    if found := dmlc_problem(given):
-        yield problem("DMLC_*", found, DMLC_REMEDY)
+    if found := variables.dmlc_problem(given):
+        yield problem("DMLC_*", found, variables.DMLC_REMEDY)
         return
     if not given:
         yield ok("DMLC_*", "are not set: one worker, without balancing")
         return
     role, host, port, servers, workers = (given[name] for name in DMLC_NAMES)
-    yield ok("DMLC_*", f"this is a {role} of {workers} workers and {servers} servers; the "
-             f"scheduler listens at {host}:{port}")  # fmt: skip
+    text = f"this is a {role} of {workers} workers and {servers} servers"
+    yield ok("DMLC_*", f"{text}; the scheduler listens at {host}:{port}")
     yield from _check_root(role, Task("scheduler", host, int(port)), resolve)
     yield from _check_node_host(environment, resolve)
 
@@ -209,8 +196,8 @@ def _check_node_host(environment: Mapping[str, str], resolve: Resolve) -> Iterat
     interface = environment.get("DMLC_INTERFACE", "").strip()
     known = sorted(psutil.net_if_addrs())
     if interface and interface not in known:
-        yield problem("DMLC_INTERFACE", f"must be one of {', '.join(known)}, got {interface!r}",
-                      "correct it, or leave it out")  # fmt: skip
+        text = f"must be one of {', '.join(known)}, got {interface!r}"
+        yield problem("DMLC_INTERFACE", text, "correct it, or leave it out")
 
 
 def check_slurm(environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -221,32 +208,20 @@ def check_slurm(environment: Mapping[str, str]) -> Iterator[Finding]:
         return
     step = {name: environment[name] for name in _SLURM if name in environment}
     if len(step) < len(_SLURM):
-        yield note(
-            "Slurm", f"job {job}, but {', '.join(sorted(set(_SLURM) - set(step)))} is not set: "
-            "this process is no task of srun, and SlurmClusterResolver cannot describe the job",
-            "start the workers with srun, one task each, or set TF_CONFIG",
-        )  # fmt: skip
+        text = f"job {job}, but {', '.join(sorted(set(_SLURM) - set(step)))} is not set: this "
+        text += "process is no task of srun, and SlurmClusterResolver cannot describe the job"
+        yield note("Slurm", text, "start the workers with srun, one task each, or set TF_CONFIG")
         return
     rank, tasks, nodes, per_node = (step[name] for name in _SLURM)
-    numbers = [int(text) for text in (rank, tasks) if re.fullmatch("[0-9]{1,9}", text)]
-    if len(numbers) < 2 or numbers[0] >= numbers[1] or _sum(per_node) != numbers[1]:
-        yield problem(
-            "Slurm", f"job {job}: its variables contradict each other: "
-            + ", ".join(f"{name}={value}" for name, value in step.items()),
-            "start the workers with srun, and set none of these variables yourself",
-        )  # fmt: skip
+    # Tasks of the nodes, such as 2(x3),1.
+    counts = re.findall(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?(?:,|$)", per_node)
+    total = sum(int(own) * int(nodes_alike or 1) for own, nodes_alike in counts)
+    if not (rank.isdecimal() and tasks.isdecimal() and int(rank) < int(tasks) == total):
+        given = ", ".join(f"{name}={value}" for name, value in step.items())
+        remedy = "start the workers with srun, and set none of these variables yourself"
+        yield problem("Slurm", f"job {job}: its variables contradict each other: {given}", remedy)
         return
     yield ok("Slurm", f"job {job}, task {rank} of {tasks} on {nodes} ({per_node} a node)")
     if environment.get("TF_CONFIG", "").strip():
-        yield ok("Slurm", "TF_CONFIG describes the cluster, unless the strategy is given a "
-                 "SlurmClusterResolver")  # fmt: skip
-
-
-def _sum(tasks_per_node: str) -> int | None:
-    """Returns the number of tasks that a text such as "2(x3),1" means; None if it means none."""
-    parts = [
-        re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
-        for part in tasks_per_node.split(",")
-    ]
-    numbers = [int(part[1]) * int(part[2] or 1) for part in parts if part]
-    return sum(numbers) if len(numbers) == len(parts) else None
+        text = "TF_CONFIG describes the cluster, unless a strategy is given a SlurmClusterResolver"
+        yield ok("Slurm", text)

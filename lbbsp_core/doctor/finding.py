@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 Status: TypeAlias = Literal["ok", "note", "problem"]
 
@@ -58,15 +58,9 @@ def count(diagnosis: Diagnosis, status: Status) -> int:
 
 def figures(diagnosis: Diagnosis) -> dict[str, object]:
     """Returns a diagnosis as ``--json`` writes it."""
-    return {
-        "schema": 1,
-        "problems": count(diagnosis, "problem"),
-        "notes": count(diagnosis, "note"),
-        "topics": {
-            topic: [finding._asdict() for finding in findings]
-            for topic, findings in diagnosis.items()
-        },
-    }
+    topics = {topic: [each._asdict() for each in found] for topic, found in diagnosis.items()}
+    problems, notes = count(diagnosis, "problem"), count(diagnosis, "note")
+    return {"schema": 1, "problems": problems, "notes": notes, "topics": topics}
 
 
 def print_findings(findings: Iterable[Finding]) -> None:
@@ -78,8 +72,5 @@ def read_findings(output: str) -> list[Finding] | None:
     """Returns the findings that a process has printed; None if there is no such line."""
     for line in output.splitlines():
         if line.startswith(_MARK):
-            found = [Finding(**values) for values in json.loads(line.removeprefix(_MARK))]
-            if unknown := {each.status for each in found} - set(get_args(Status)):
-                raise ValueError(f"unknown status of a finding: {', '.join(unknown)}")
-            return found
+            return [Finding(**values) for values in json.loads(line.removeprefix(_MARK))]
     return None

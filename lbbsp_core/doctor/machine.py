@@ -36,10 +36,9 @@ def check_cores(affinity: int, machine: int, quotas: Sequence[float]) -> Finding
     if quota < SMALL_QUOTA:
         remedy = "raise the quota to a core for each worker (docker run --cpus, limits.cpu)"
         return problem("CPU", f"{text}: the import of a framework takes minutes", remedy)
-    return note(
-        "CPU", f"{text}: threads beyond it throttle each other, which makes steps irregular",
-        f"use {max(1, int(quota))} threads (OMP_NUM_THREADS, TF_NUM_INTRAOP_THREADS), or raise it",
-    )  # fmt: skip
+    text += ": threads beyond it throttle each other, which makes steps irregular"
+    variables = "OMP_NUM_THREADS, TF_NUM_INTRAOP_THREADS"
+    return note("CPU", text, f"use {max(1, int(quota))} threads ({variables}), or raise it")
 
 
 def check_memory(total: int, available: int, limit: int | None) -> Finding:
@@ -69,9 +68,9 @@ def check_gpus(
         with opened_nvml(import_nvml) as nvml:
             yield _gpus(nvml)
     except ModuleNotFoundError:
-        yield note("GPU", "its use cannot be measured, because nvidia-ml-py is not installed: "
-                   "predictors do not see other users of the GPU",
-                   "pip install nvidia-ml-py, or 'lbbsp[gpu]'")  # fmt: skip
+        text = "its use cannot be measured, because nvidia-ml-py is not installed: predictors do "
+        text += "not see other users of the GPU"
+        yield note("GPU", text, "pip install nvidia-ml-py, or 'lbbsp[gpu]'")
     except Exception as error:  # NVMLError, or OSError of the library
         remedy = "install the driver's library libnvidia-ml.so.1 (in a container: the runtime's)"
         yield note("GPU", f"its use is unknown, because NVML does not start: {error}", remedy)
@@ -93,11 +92,10 @@ def check_speeds(open_quotas: Callable[..., Throttle | None] = open_quotas) -> F
     if quotas is not None:
         quotas.close()
         return ok("launch --speeds", "may create cgroups with CPU quotas")
-    return note(
-        "launch --speeds", "may not create cgroups with CPU quotas: it stops and continues the "
-        f"workers every {CYCLE_SECONDS * 1000:g} ms instead, which is coarser",
-        "run as root, or have a cgroup delegated to you (systemd-run --user --scope -p Delegate=1)",
-    )  # fmt: skip
+    text = "may not create cgroups with CPU quotas: it stops and continues the workers every "
+    text += f"{CYCLE_SECONDS * 1000:g} ms instead, which is coarser"
+    delegation = "have a cgroup delegated to you (systemd-run --user --scope -p Delegate=1)"
+    return note("launch --speeds", text, f"run as root, or {delegation}")
 
 
 def check_drivers(names: Sequence[str]) -> Finding:
@@ -106,10 +104,9 @@ def check_drivers(names: Sequence[str]) -> Finding:
     text = ", ".join(names) or "none"
     if not missing:
         return ok("driving factors", text)
-    return note(
-        "driving factors", f"{text}; unavailable: {', '.join(missing)}. Predictors do not see them",
-        "mount /proc and /sys/fs/cgroup in the container, if this is one",
-    )  # fmt: skip
+    text += f"; unavailable: {', '.join(missing)}. Predictors do not see them"
+    remedy = "mount /proc and /sys/fs/cgroup in the container, if this is one"
+    return note("driving factors", text, remedy)
 
 
 def check_allocator(environment: Mapping[str, str]) -> Finding:
@@ -118,11 +115,9 @@ def check_allocator(environment: Mapping[str, str]) -> Finding:
     if not missing:
         return ok("allocator", "is tuned by its variables, or tensors are on a GPU")
     settings = " ".join(f"{name}={value}" for name, value in KEEP_FREED_MEMORY.items())
-    return note(
-        "allocator", "returns freed memory to the kernel, which clears every page of the next "
-        "tensors: steps of MXNet take longer (`lbbsp launch` sets the variables itself)",
-        f"export {settings}",
-    )  # fmt: skip
+    text = "returns freed memory to the kernel, which clears every page of the next tensors: "
+    text += "steps of MXNet take longer (`lbbsp launch` sets the variables itself)"
+    return note("allocator", text, f"export {settings}")
 
 
 def check_machine(environment: Mapping[str, str]) -> list[Finding]:

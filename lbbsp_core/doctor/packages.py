@@ -42,17 +42,17 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def framework_version(module: str) -> str | None:
-    """Returns the version of a framework without importing it; None if it is not installed.
+def framework_version(name: str) -> str | None:
+    """Returns the version of a package without importing it; None if it is not installed.
 
-    Some are in a distribution of another name, such as tensorflow-cpu.
+    A framework may be in a distribution of another name, such as tensorflow-cpu.
     """
-    if find_spec(module) is None:
-        return None
-    for name in (module, f"{module}-cpu"):
-        if (version := installed_version(name)) is not None:
+    for distribution in (name, f"{name}-cpu"):
+        if version := installed_version(distribution):
             return version
-    names = metadata.packages_distributions().get(module)  # reads the lists of all files: slow
+    if find_spec(name) is None:
+        return None
+    names = metadata.packages_distributions().get(name)  # reads the lists of all files: slow
     return installed_version(names[0]) if names else "unknown"
 
 
@@ -64,21 +64,15 @@ def check_versions(frameworks: Collection[str]) -> list[Finding]:
         remedy = "pip install --editable . in its folder, or pip install lbbsp"
         return [note("lbbsp", "is not installed, so that no versions can be compared", remedy)]
     requirements = metadata.requires(DISTRIBUTION) or []
-
-    def version_of(name: str) -> str | None:
-        is_framework = name in ("tensorflow", "keras")
-        return framework_version(name) if is_framework else installed_version(name)
-
     extras = ["", "cli"]
     if "tensorflow" in frameworks:
-        has_cpu_build = installed_version("tensorflow-cpu") is not None
-        extras += ["keras", "tf-cpu" if has_cpu_build else "tf"]
+        extras += ["keras", "tf-cpu" if installed_version("tensorflow-cpu") else "tf"]
     if "mxnet" in frameworks:
         extras += ["mx"]
     found = [
-        ok("lbbsp", f"{installed_version(DISTRIBUTION)}"),
-        check_python(platform.python_version(), (own.get_all("Requires-Python") or [""])[0]),
-        *check_packages(requirements, extras, version_of),
+        ok("lbbsp", own["Version"]),
+        check_python(platform.python_version(), own["Requires-Python"] or ""),
+        *check_packages(requirements, extras, framework_version),
         *check_optional(requirements, installed_version),
     ]
     return list(dict.fromkeys(found))  # several extras may require the same package
@@ -93,10 +87,9 @@ def check_python(version: str, supported: str) -> Finding:
 
 
 def check_packages(
-    requirements: Iterable[str], extras: Iterable[str], version: Installed
+    requirements: Collection[str], extras: Iterable[str], version: Installed
 ) -> Iterator[Finding]:
     """Compares installed packages with the requirements of some extras."""
-    requirements = list(requirements)
     for extra in extras:
         needed = list(of_extra(requirements, extra))
         bounded = {each.name for each in needed if each.specifier}
@@ -105,9 +98,8 @@ def check_packages(
                 yield _compared(each, extra, version(each.name))
 
 
-def check_optional(requirements: Iterable[str], version: Installed) -> Iterator[Finding]:
+def check_optional(requirements: Collection[str], version: Installed) -> Iterator[Finding]:
     """Compares the packages of the extras of `PURPOSES`, which may be missing."""
-    requirements = list(requirements)
     for extra, purpose in PURPOSES.items():
         for each in of_extra(requirements, extra):
             if (found := version(each.name)) is None:
@@ -119,27 +111,25 @@ def check_optional(requirements: Iterable[str], version: Installed) -> Iterator[
 
 def of_extra(requirements: Iterable[str], extra: str) -> Iterator[Requirement]:
     """Yields the requirements that an extra adds in this Python, without those on lbbsp itself."""
+
+    def applies(each: Requirement, name: str) -> bool:
+        return each.marker is None or each.marker.evaluate({"extra": name})
+
     for each in map(Requirement, requirements):
-        always, applies = (
-            each.marker is None or each.marker.evaluate({"extra": name}) for name in ("", extra)
-        )
-        if each.name != DISTRIBUTION and applies and not (extra and always):
+        if each.name != DISTRIBUTION and applies(each, extra) and not (extra and applies(each, "")):
             yield each
 
 
 def _compared(requirement: Requirement, extra: str, version: str | None) -> Finding:
-    name, needed = requirement.name, str(requirement.specifier)
-    package = f"lbbsp[{extra}]" if extra else DISTRIBUTION
-    remedy = f"pip install --upgrade '{package}'"
-    if version is None:
-        return problem(name, f"is not installed, but {package} needs {name}{needed}", remedy)
+    name, package = requirement.name, f"lbbsp[{extra}]" if extra else DISTRIBUTION
+    needs = f"{package} needs {name}{requirement.specifier}"
     try:
-        fits = requirement.specifier.contains(Version(version), prereleases=True)
+        if version and requirement.specifier.contains(Version(version), prereleases=True):
+            return ok(name, version)
     except InvalidVersion:
-        return note(name, f"its version is unknown ({version}), {package} needs {name}{needed}")
-    if fits:
-        return ok(name, version)
-    return problem(name, f"{version} is installed, but {package} needs {name}{needed}", remedy)
+        return note(name, f"its version is unknown ({version}), {needs}")
+    message = f"{f'{version} is' if version else 'is not'} installed, but {needs}"
+    return problem(name, message, f"pip install --upgrade '{package}'")
 
 
 IMPORT_SECONDS: Final = 180.0
@@ -165,14 +155,13 @@ class Framework(NamedTuple):
     """Framework that a plugin checks."""
 
     title: str
-    module: str
     plugin: str  # its module
     extra: str  # of lbbsp, which installs it
 
 
 FRAMEWORKS: Final[Mapping[str, Framework]] = {
-    "tensorflow": Framework("TensorFlow", "tensorflow", "lbbsp_tf", "tf"),
-    "mxnet": Framework("MXNet", "mxnet", "lbbsp_mx", "mx"),
+    "tensorflow": Framework("TensorFlow", "lbbsp_tf", "tf"),
+    "mxnet": Framework("MXNet", "lbbsp_mx", "mx"),
 }
 
 
@@ -187,15 +176,12 @@ def check_framework(
 
     The process gets no description of a cluster, so that it neither connects nor listens.
     """
-    plugin = framework.plugin
-    if command is None:
-        command = [sys.executable, "-m", f"{plugin}.doctor"]
+    plugin, check = framework.plugin, f"import {framework.plugin}"
     hidden = {"TF_CONFIG", "LBBSP_MARKS", *DMLC_NAMES}
     given = {name: value for name, value in environment.items() if name not in hidden}
-    check = f"import {plugin}"
     try:
         done = subprocess.run(
-            command,
+            command or [sys.executable, "-m", f"{plugin}.doctor"],
             # With another backend, which is a finding of its own, nothing could be imported.
             env={"TF_CPP_MIN_LOG_LEVEL": "2", **given, "KERAS_BACKEND": "tensorflow"},
             stdin=subprocess.DEVNULL,
@@ -203,7 +189,6 @@ def check_framework(
             text=True,
             errors="replace",
             timeout=seconds,
-            check=False,
         )
     except subprocess.TimeoutExpired:
         remedy = f"try `python -X importtime -c 'import {plugin}'`, and look for slow file systems"
@@ -220,8 +205,7 @@ def _failure(framework: Framework, check: str, status: int, stderr: str) -> Find
     """Returns why the import has failed, by the signal or the last line of its error output."""
     try_it = f"see `python -c 'import {framework.plugin}'`, or reinstall 'lbbsp[{framework.extra}]'"
     if status < 0:
-        name = f"signal {-status}"
-        reason, remedy = _SIGNALS.get(-status, (name, try_it))
+        reason, remedy = _SIGNALS.get(-status, (f"signal {-status}", try_it))
         return problem(check, f"ended by {reason}", remedy)
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else f"status {status} without a message"

@@ -23,18 +23,15 @@ def check_settings(
 
 def _keras(environment: Mapping[str, str]) -> Iterator[Finding]:
     if environment.get("TF_USE_LEGACY_KERAS", "") in ("1", "true", "True"):
-        yield problem(
-            "TF_USE_LEGACY_KERAS", "makes tf.keras that of Keras 2, whose models lbbsp_tf does not "
-            "know", "unset TF_USE_LEGACY_KERAS, and use models of Keras 3 (import keras)",
-        )  # fmt: skip
+        text = "makes tf.keras that of Keras 2, whose models lbbsp_tf does not know"
+        remedy = "unset TF_USE_LEGACY_KERAS, and use models of Keras 3 (import keras)"
+        yield problem("TF_USE_LEGACY_KERAS", text, remedy)
     # Keras ignores an empty variable, and then reads its file.
     given = environment.get("KERAS_BACKEND")
     check, backend = ("KERAS_BACKEND", given) if given else _keras_file(environment)
     if backend != "tensorflow":
-        yield problem(
-            check, f"says {shortened(backend)}, but lbbsp_tf trains with tensorflow",
-            "export KERAS_BACKEND=tensorflow",
-        )  # fmt: skip
+        text = f"says {shortened(backend)}, but lbbsp_tf trains with tensorflow"
+        yield problem(check, text, "export KERAS_BACKEND=tensorflow")
 
 
 def _keras_file(environment: Mapping[str, str]) -> tuple[str, object]:
@@ -50,21 +47,18 @@ def _keras_file(environment: Mapping[str, str]) -> tuple[str, object]:
 
 def _xla(environment: Mapping[str, str]) -> Iterator[Finding]:
     if flag := auto_jit(environment.get("TF_XLA_FLAGS", "")):
-        yield note(
-            "TF_XLA_FLAGS", f"has {flag}: on GPUs, XLA compiles the step anew for each new batch "
-            "size", AUTO_JIT_REMEDY,
-        )  # fmt: skip
+        text = f"has {flag}: on GPUs, XLA compiles the step anew for each new batch size"
+        yield note("TF_XLA_FLAGS", text, AUTO_JIT_REMEDY)
 
 
 def _run_dir(environment: Mapping[str, str]) -> Iterator[Finding]:
     folder = environment.get("LBBSP_RUN_DIR", "")
     if not folder:
         return
-    existing = Path(folder).absolute()
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    path = Path(folder).absolute()
+    existing = next(each for each in (path, *path.parents) if each.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield problem(
-            "LBBSP_RUN_DIR", f"the run record cannot be written to {folder}: {existing} is no "
-            "folder that this user may write to", "name another folder, or change its rights",
-        )  # fmt: skip
+        text = (
+            f"the run record cannot be written to {folder}: this user may not write to {existing}"
+        )
+        yield problem("LBBSP_RUN_DIR", text, "name another folder, or change its rights")

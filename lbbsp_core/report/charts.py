@@ -19,6 +19,7 @@ COLOURS = (
 )  # fmt: skip
 BUSY, WAITING, COMMUNICATION = "#2f7fc1", "#e9a13b", "#9aa5b1"
 MEASURED, FORECAST = "#9aa5b1", "#d1495b"
+WORKERS_AXIS = {"autorange": "reversed", "automargin": True, "showgrid": False}
 MAX_POINTS, _ALL_POINTS = 1500, 24_000  # of a curve, and of all curves of a chart
 
 Trace = dict[str, Any]
@@ -102,13 +103,17 @@ def bar(
     }
 
 
-def spans(
-    names: Sequence[str], start: Floats, end: Floats, what: str, colour: str, unit: str
-) -> Trace:
-    """Returns bars from their start to their end."""
-    edge = {"width": 1, "color": "rgba(255,255,255,0.6)"}
-    marker = {"color": colour, "line": edge}
-    return bar(names, end - start, what, colour, unit, base=rounded(start), marker=marker)
+def timeline(
+    names: Sequence[str], parts: Sequence[tuple[str, str, Floats, Floats]], unit: str
+) -> list[Trace]:
+    """Returns bars from their starts to their ends; a part is its name, colour, starts and ends."""
+    traces = []
+    for what, colour, *ends in parts:
+        start, end = (values.T.ravel() for values in np.broadcast_arrays(*ends))
+        marker = {"color": colour, "line": {"width": 1, "color": "rgba(255,255,255,0.6)"}}
+        length, base = end - start, rounded(start)
+        traces.append(bar(names, length, what, colour, unit, base=base, marker=marker))
+    return traces
 
 
 def bar_layout(rows: int, **x: Any) -> dict[str, Any]:
@@ -117,7 +122,7 @@ def bar_layout(rows: int, **x: Any) -> dict[str, Any]:
     layout |= {"barmode": "stack", "bargap": 0.25, "hovermode": "closest"}
     layout["xaxis"] = {"automargin": True, **(x or {"ticksuffix": " %", "range": [0, 100]})}
     layout["legend"]["traceorder"] = "normal"
-    layout["yaxis"] = {"autorange": "reversed", "automargin": True, "showgrid": False}
+    layout["yaxis"] = WORKERS_AXIS
     return layout
 
 
@@ -139,14 +144,6 @@ def axes(x: str, y: str, *, height: int = 320, legend: bool = True) -> dict[str,
 def rows_height(workers: int, each: int) -> int:
     """Returns the height, in pixels, of a chart with a row for each worker."""
     return 110 + max(each * min(workers, 40), 12 * workers)
-
-
-def panel_title(text: str, top: float) -> dict[str, Any]:
-    """Returns a text above a panel that ends at `top`, in parts of the height of the chart."""
-    return {
-        "text": text, "x": 0, "xanchor": "left", "xref": "paper", "y": top, "yanchor": "top",
-        "yref": "paper", "showarrow": False, "font": {"size": 11},
-    }  # fmt: skip
 
 
 def short_name(rank: int) -> str:

@@ -12,16 +12,9 @@ from statistics import fmean
 from typing import Any
 
 from lbbsp_core.report.tail import Tail
+from lbbsp_core.runtime.record import record
 from lbbsp_core.runtime.record.figures import RECENT, Figures, StepTimes, figures_of, total
-from lbbsp_core.runtime.record.record import (
-    PushLine,
-    RunHeader,
-    StepLine,
-    counted,
-    is_header,
-    parse_header,
-    parse_line,
-)
+from lbbsp_core.runtime.record.record import PushLine, RunHeader, StepLine, counted
 from lbbsp_core.validate import one_line, parse_json
 
 
@@ -99,37 +92,41 @@ class LiveRun:
         for number, text in enumerate(texts, start=first):
             try:
                 values = parse_json(text, where)
+                if not record.is_header(values):
+                    self._add(values, where)
+                    continue
             except ValueError:
-                self.unreadable += 1  # a line that a killed run has not finished
+                self.unreadable += 1  # such as a line that a killed run has not finished
                 continue
-            if is_header(values):
-                self._start(parse_header(values, f"{where} line {number}"))
-            else:
-                self.unreadable += not self._add(values, where)
+            self._start(record.parse_header(values, f"{where} line {number}"))
         return self.header is not None
+
+    @property
+    def last_step(self) -> StepLine | None:
+        """Last step; None before the first one."""
+        return self._steps[-1] if self._steps else None
 
     def view(self, now: float | None = None) -> View:
         """Returns the state of the run."""
         header, now = self.header, time.time() if now is None else now
         assert header is not None, "read() has found no header"
-        last = self._last_time
-        since = header.started if last is None else last
-        elapsed = None
-        if last is not None and header.started is not None:
-            elapsed = max(0.0, last - header.started)
+        started, last = header.started, self._last_time
+        since = started if last is None else last
+        elapsed = None if last is None or started is None else max(0.0, last - started)
         steps, recent = counted(self._steps), figures_of(self._steps)
         slowest = fmean(max(line.busy_seconds) for line in steps) if steps else 0.0
+        workers = [self._worker(header, rank, steps, slowest) for rank in range(header.workers)]
+        waits = [worker.waiting_seconds or 0.0 for worker in workers]
         steps_per_second, samples_per_second = self._rates(steps)
         return View(
             framework=one_line(header.framework),
-            workers=tuple(
-                self._worker(header, rank, steps, slowest) for rank in range(header.workers)
-            ),
+            workers=tuple(workers),
             global_batch_size=header.global_batch_size,
             step=self._step,
             steps_per_second=steps_per_second,
             samples_per_second=samples_per_second,
-            slowest=_slowest(steps),
+            # It waits less than half as long as all workers do on average.
+            slowest=waits.index(min(waits)) if 2 * min(waits) < fmean(waits) else None,
             recent=recent,
             so_far=self._sums.figures or recent,
             age_seconds=None if since is None else max(0.0, now - since),
@@ -143,42 +140,33 @@ class LiveRun:
         self.header: RunHeader | None = None
         self.unreadable = self._starts = 0
         self._sums = StepTimes(0.0, 0.0, 0.0)
-        self._clear()
 
-    def _clear(self) -> None:
+    def _start(self, header: RunHeader) -> None:
+        self._starts += 1
+        self.header = header
         self._steps: deque[StepLine] = deque(maxlen=RECENT)
         self._pushes: defaultdict[int, deque[PushLine]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._step: int | None = None
         self._last_time: float | None = None
         self._stop: str | None = None
 
-    def _start(self, header: RunHeader) -> None:
-        self._starts += 1
-        self.header = header
-        self._clear()
-
-    def _add(self, values: object, where: str) -> bool:
-        """Adds a step or push; returns whether it could be read."""
+    def _add(self, values: object, where: str) -> None:
+        """Adds a step or push."""
         if self.header is None:
-            return False
-        sums = self._sums
-        try:
-            line = parse_line(values, where, self.header.workers)
-            if isinstance(line, StepLine) and line.is_regular:
-                sums = total((sums, StepTimes.of(line)))
-        except (ValueError, TypeError, KeyError, ArithmeticError):
-            return False
-        if not all(map(math.isfinite, sums)):
-            return False
-        self._sums = sums
+            raise ValueError(f"{where} must begin with a header")
+        line = record.parse_line(values, where, self.header.workers)
         if isinstance(line, StepLine):
+            sums = total((self._sums, StepTimes.of(line)))
+            if not all(map(math.isfinite, sums)):
+                raise ValueError(f"{where}: times must have a finite sum, got {sums}")
+            if line.is_regular:
+                self._sums = sums
             self._steps.append(line)
             self._step, self._last_time, self._stop = line.step, line.time, line.stop
         else:
             self._pushes[line.worker].append(line)
             started, self._step = self.header.started, line.push
             self._last_time = None if started is None else started + line.seconds
-        return True
 
     def _rates(self, steps: Sequence[StepLine]) -> tuple[float | None, float | None]:
         """Returns steps and samples per second."""
@@ -214,20 +202,6 @@ class LiveRun:
             waiting=(slowest - busy) / slowest if slowest > 0 else 0.0,
             prediction=_prediction(steps, rank),
         )
-
-
-def _slowest(steps: Sequence[StepLine]) -> int | None:
-    """Returns the worker that the others wait for in the steps, if it is one.
-
-    It waits less than half as long as all workers do on average.
-    """
-    if not steps:
-        return None
-    columns = zip(*(line.busy_seconds for line in steps), strict=True)
-    total_slowest = sum(max(line.busy_seconds) for line in steps)
-    waits = [total_slowest - sum(busy) for busy in columns]
-    least = min(waits)
-    return waits.index(least) if 2 * least < fmean(waits) else None
 
 
 def _prediction(steps: Sequence[StepLine], rank: int) -> float | None:

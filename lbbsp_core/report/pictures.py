@@ -1,4 +1,4 @@
-"""Pictures that commands draw: pages with the charts of a comparison, a profile or forecasts."""
+"""Pictures that commands draw: pages with the charts of a comparison or of a profile."""
 
 from __future__ import annotations
 
@@ -9,29 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from lbbsp_core.report.charts import (
-    BUSY,
-    COLOURS,
-    FORECAST,
-    MEASURED,
-    WAITING,
-    Chart,
-    axes,
-    bar,
-    bar_layout,
-    curve,
-    short_name,
-)
+from lbbsp_core.report import charts
+from lbbsp_core.report.charts import Chart
 from lbbsp_core.report.page import Content, write_page
 from lbbsp_core.report.summary import Comparison, RunSummary, summarise
 from lbbsp_core.runtime.record.record import Run
 
 if TYPE_CHECKING:
     from lbbsp_core.profiler import ProfileResult
-    from lbbsp_core.sim.backtest import Evaluation
-
-SHOWN: Final = 120
-"""Number of iterations of forecasts: the last ones of the first worker of each trace."""
 
 # Fits that nearly agree stay visible: each is narrower than those before it, or broken.
 _FITS: Final[dict[str, dict[str, Any]]] = {
@@ -61,23 +46,21 @@ def draw_comparison(
     from lbbsp_core.report.html.table import step_table
 
     comparison = Comparison(summarise(bsp), summarise(lbbsp))
-    names = _names(comparison.lbbsp.workers, speeds)
+    names = _names(speeds or [1.0] * comparison.lbbsp.workers)
     scale = 1.05e3 * max(comparison.bsp.step_seconds, comparison.lbbsp.step_seconds)
-    charts = [
+    drawn = [
         _step_chart("plain", "Plain BSP: equal batches", bsp, comparison.bsp, names, scale),
         _step_chart("balanced", "LB-BSP: balanced batches", lbbsp, comparison.lbbsp, names, scale),
         batch_chart(step_table(lbbsp), names),
     ]
     verdict = f"LB-BSP trains {comparison.speedup:.2f}× as fast as plain BSP"
-    write_page(Content("demo", "lbbsp demo", verdict, charts, note=note), path)
+    write_page(Content("demo", "lbbsp demo", verdict, drawn, note=note), path)
 
 
-def _names(workers: int, speeds: Sequence[float] | None) -> list[str]:
-    if speeds is None or len(speeds) != workers:
-        speeds = [1.0] * workers
+def _names(speeds: Sequence[float]) -> list[str]:
     fastest = max(speeds)
     return [
-        short_name(rank) + f", {speed / fastest:.2g} × speed" * (speed < fastest)
+        charts.short_name(rank) + f", {speed / fastest:.2g} × speed" * (speed < fastest)
         for rank, speed in enumerate(speeds)
     ]
 
@@ -91,14 +74,14 @@ def _step_chart(
     sizes = [round(median(own)) for own in zip(*(s.sizes for s in run.last_half()), strict=True)]
     texts = [f"{size} samples" for size in sizes]
     traces = [
-        bar(names, busy, "busy", BUSY, "ms", text=texts, insidetextanchor="middle"),
-        bar(names, step - busy, "waiting", WAITING, "ms"),
+        charts.bar(names, busy, "busy", charts.BUSY, "ms", text=texts, insidetextanchor="middle"),
+        charts.bar(names, step - busy, "waiting", charts.WAITING, "ms"),
     ]
     rows = [["worker", "samples", "busy, ms", "waiting, ms"]]
     for rank, size in enumerate(sizes):
         rows.append([str(rank), str(size), f"{busy[rank]:.0f}", f"{step - busy[rank]:.0f}"])
     caption = f"{step:.0f} ms a step: medians of the last half of the run."
-    layout = bar_layout(len(names), title={"text": "ms"}, range=[0, scale])
+    layout = charts.bar_layout(len(names), title={"text": "ms"}, range=[0, scale])
     return Chart(name, title, caption, traces, layout, rows)
 
 
@@ -107,50 +90,28 @@ def draw_profile(result: ProfileResult, path: Path) -> None:
     batches = np.array([point.batch for point in result.points], np.float64)
     seconds = np.array([point.seconds for point in result.points])
     dense = np.unique(np.geomspace(batches[0], batches[-1], 400))
-    measured = curve(batches, 1e3 * seconds, "measured", mode="markers")
-    measured |= {"marker": {"color": MEASURED, "size": 9}}
+    measured = charts.curve(batches, 1e3 * seconds, "measured", mode="markers")
+    measured |= {"marker": {"color": charts.MEASURED, "size": 9}}
     fits, errors = [], []
     for name, fit in result.fits.items():
         error = "" if fit.cv_error is None else f", {100 * fit.cv_error:.1f} % on unseen batches"
         line = _FITS.get(name, {})
-        fits.append(curve(dense, 1e3 * fit.cost(dense), name + error, **line))
+        fits.append(charts.curve(dense, 1e3 * fit.cost(dense), name + error, **line))
         if name == result.best:
             fits[-1]["name"] = f"<b>{name}{error} (best)</b>"
-        errors.append(curve(batches, 100 * (fit.cost(batches) / seconds - 1), name, **line))
-    layouts = axes("samples", "ms"), axes("samples", "fit / measured - 1, %")
+        errors.append(charts.curve(batches, 100 * (fit.cost(batches) / seconds - 1), name, **line))
+    layouts = charts.axes("samples", "ms"), charts.axes("samples", "fit / measured - 1, %")
     layouts[0]["yaxis"]["type"] = "log"
+    caption, shapes = "Time of a step by batch size, measured and as each cost form fits it.", []
+    if (limit := result.out_of_memory_at) is not None:
+        caption += f" Out of memory at {limit}."
+        dots = {"dash": "dot", "width": 1, "color": charts.MEASURED}
+        shapes = [{"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper",
+                   "line": dots}]  # fmt: skip
     for layout in layouts:
-        layout["xaxis"]["type"] = "log"
-        if (limit := result.out_of_memory_at) is not None:
-            edge = {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}
-            layout["shapes"] = [edge | {"line": {"dash": "dot", "width": 1, "color": MEASURED}}]
-    caption = "Time of a step by batch size, measured and as each cost form fits it."
-    if result.out_of_memory_at is not None:
-        caption += f" Out of memory at {result.out_of_memory_at}."
-    charts = [
+        layout["xaxis"]["type"], layout["shapes"] = "log", shapes
+    drawn = [
         Chart("curve", "Time of a step", caption, [*fits, measured], layouts[0], wide=True),
         Chart("errors", "Errors", "Error of each fit.", errors, layouts[1], wide=True),
     ]
-    write_page(Content("profile", "lbbsp profile", result.device, charts), path)
-
-
-def draw_forecasts(result: Evaluation, path: Path) -> None:
-    """Draws speeds, the default predictor and EMA 0.5 over each trace's last iterations."""
-    from lbbsp_core.sim.backtest import DEFAULT
-
-    charts = []
-    for number, (file, speeds) in enumerate(result.speeds.items()):
-        steps = np.arange(len(speeds[0]))[-SHOWN:]
-        traces = [curve(steps, speeds[0][-SHOWN:], "measured", color=MEASURED, width=3)]
-        for name, line in (
-            (DEFAULT, {"color": FORECAST}),
-            ("ema0.5", {"color": COLOURS[0], "dash": "dot"}),
-        ):
-            if name in result.forecasts[file]:
-                forecast = result.forecasts[file][name][0][-SHOWN:]
-                traces.append(curve(steps, forecast, name, **line))
-        caption = "Speeds of the first worker, and what predictors had forecast."
-        layout = axes("iteration", "samples/s")
-        charts.append(Chart(f"trace-{number}", file, caption, traces, layout, wide=True))
-    verdict = f"Forecasts {result.horizon} iterations ahead"
-    write_page(Content("evaluate", "lbbsp evaluate", verdict, charts), path)
+    write_page(Content("profile", "lbbsp profile", result.device, drawn), path)

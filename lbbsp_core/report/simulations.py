@@ -9,20 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lbbsp_core.report.charts import (
-    BUSY,
-    WAITING,
-    Chart,
-    Floats,
-    Trace,
-    axes,
-    bar,
-    bar_layout,
-    curve,
-    line_style,
-    short_name,
-    spans,
-)
+from lbbsp_core.report import charts
+from lbbsp_core.report.charts import Chart, Floats
 from lbbsp_core.report.page import Content, write_page
 from lbbsp_core.sim import AsyncRun, Timeline
 from lbbsp_core.sim.experiment import Result, Row
@@ -35,25 +23,27 @@ _MOST_SPANS = 40 * ITERATIONS
 
 def draw_efficiencies(rows: Sequence[Row], path: Path) -> None:
     """Draws a bar for each run, in a chart for each trace; the oracle has efficiency 1."""
-    charts = []
+    drawn = []
     for number, (title, group) in enumerate(groupby(rows, key=_title)):
         own = list(group)
         values = np.array([row.efficiency for row in own])
         names = [escape(row.title, quote=False) for row in own]
         texts = [f"{value:.3f}" for value in values]
-        traces = [bar(names, values, "efficiency", BUSY, "", text=texts, showlegend=False)]
-        layout = bar_layout(len(own), range=[0, 1.1 * max(1.0, values.max())])
+        bars = charts.bar(
+            names, values, "efficiency", charts.BUSY, "", text=texts, showlegend=False
+        )
+        layout = charts.bar_layout(len(own), range=[0, 1.1 * max(1.0, values.max())])
         caption = "Time of the oracle / time of each run."
-        charts.append(Chart(f"trace-{number}", title, caption, traces, layout, wide=True))
-    write_page(Content("simulate", "lbbsp simulate", "Efficiencies", charts), path)
+        drawn.append(Chart(f"trace-{number}", title, caption, [bars], layout, wide=True))
+    write_page(Content("simulate", "lbbsp simulate", "Efficiencies", drawn), path)
 
 
 def draw_simulation(results: Sequence[Result], path: Path) -> None:
     """Draws timelines and updates, and accuracy and scaling if there are any."""
-    charts = [*timelines(results), *updates(results), *_accuracies(results)]
+    drawn = [*timelines(results), *updates(results), *_accuracies(results)]
     if len({result.row.workers for result in results}) > 1:
-        charts.append(_scaling([result.row for result in results]))
-    write_page(Content("simulate", "lbbsp simulate", "Runs in virtual time", charts), path)
+        drawn.append(_scaling([result.row for result in results]))
+    write_page(Content("simulate", "lbbsp simulate", "Runs in virtual time", drawn), path)
 
 
 def worker_spans(
@@ -90,13 +80,13 @@ def timelines(results: Sequence[Result]) -> Iterator[Chart]:
         rows = [np.broadcast_arrays(*own) for own in worker_spans(result.run, _MOST_SPANS)]
         rank, start, push, release = np.concatenate(rows, axis=1)
         shown = start < until
-        y = [short_name(int(each)) for each in rank[shown]]
-        marks = (("busy", BUSY, start, push), ("waiting, communication", WAITING, push, release))
-        traces = [
-            spans(y, begin[shown], end[shown], name, colour, "s")
-            for name, colour, begin, end in marks
-        ]
-        layout = bar_layout(len(rows), title={"text": "virtual seconds"}, range=[0, until])
+        y = [charts.short_name(int(each)) for each in rank[shown]]
+        marks = (
+            ("busy", charts.BUSY, start[shown], push[shown]),
+            ("waiting, communication", charts.WAITING, push[shown], release[shown]),
+        )
+        traces = charts.timeline(y, marks, "s")
+        layout = charts.bar_layout(len(rows), title={"text": "virtual seconds"}, range=[0, until])
         layout["barmode"] = "overlay"
         first = f" The first {len(rows)} workers." * (len(rows) < result.row.workers)
         caption = f"{_title(result.row)}: when workers are busy, and when they wait.{first}"
@@ -153,10 +143,11 @@ def _chart(
     curves: Iterable[tuple[str, Floats, Floats]],
     x: str = "virtual seconds",
 ) -> Chart:
-    traces: list[Trace] = []
-    for number, (label, across, up) in enumerate(curves):
-        traces.append(curve(across, up, label, mode="lines+markers", **line_style(number)))
-    return Chart(name, title, f"{y}, by {x}.".capitalize(), traces, axes(x, y), wide=True)
+    traces = [
+        charts.curve(across, up, label, mode="lines+markers", **charts.line_style(number))
+        for number, (label, across, up) in enumerate(curves)
+    ]
+    return Chart(name, title, f"{y}, by {x}.".capitalize(), traces, charts.axes(x, y), wide=True)
 
 
 def _title(row: Row) -> str:

@@ -116,8 +116,16 @@ class Comparison:
         """Returns all figures, as ``summary.json`` holds them."""
         difference, largest = weight_difference(bsp.weights, lbbsp.weights)
         return {
-            "bsp": _figures(self.bsp, bsp),
-            "lbbsp": _figures(self.lbbsp, lbbsp),
+            **{
+                name: {
+                    "step_seconds": run.step_seconds,
+                    "busy_seconds": list(run.busy_seconds),
+                    "waiting_share": run.waiting_share,
+                    "accuracy": outcome.accuracy,
+                    "samples_per_second": run.samples_per_second,
+                }
+                for name, run, outcome in (("bsp", self.bsp, bsp), ("lbbsp", self.lbbsp, lbbsp))
+            },
             "workers": self.lbbsp.workers,
             "global_batch_size": self.lbbsp.global_batch_size,
             "communication_seconds": self.lbbsp.communication_seconds,
@@ -138,8 +146,8 @@ def summarise(run: Run) -> RunSummary:
     """
     if not run.steps:
         raise ValueError("the run must have at least one step, got none: train for longer")
-    steady = run.last_half()
-    sizes, busy, wall = _columns(steady)
+    sizes, busy, wall = _columns(run.last_half())
+    _, all_busy, all_wall = _columns(counted(run.with_same_workers()))
     if not np.median(wall) > 0:
         raise ValueError("the steps of the run must have taken some time, got wall_seconds of 0")
     total = run.header.global_batch_size
@@ -149,7 +157,7 @@ def summarise(run: Run) -> RunSummary:
         step_seconds=float(np.median(wall)),
         busy_seconds=tuple(np.median(busy, axis=0).tolist()),
         waiting_share=float((wall[:, None] - busy).sum() / (busy.shape[1] * wall.sum())),
-        communication_seconds=_communication(run),
+        communication_seconds=float(np.median(all_wall - all_busy.max(axis=1))),
         ideal_busy_seconds=ideal_busy_seconds(sizes, busy, total),
     )
 
@@ -197,22 +205,6 @@ def weight_difference(one: Sequence[Weights], other: Sequence[Weights]) -> tuple
 
 def _columns(steps: Sequence[StepLine]) -> tuple[Floats, Floats, Floats]:
     """Returns sizes or work and busy seconds, ``(steps, workers)``; wall seconds, ``(steps,)``."""
-    sizes = np.array([line.amounts for line in steps], np.float64)
-    busy = np.array([line.busy_seconds for line in steps], np.float64)
-    return sizes, busy, np.array([line.wall_seconds for line in steps], np.float64)
-
-
-def _communication(run: Run) -> float:
-    steps = run.with_same_workers()
-    _, busy, wall = _columns(counted(steps))
-    return float(np.median(wall - busy.max(axis=1)))
-
-
-def _figures(summary: RunSummary, outcome: Outcome) -> Figures:
-    return {
-        "step_seconds": summary.step_seconds,
-        "busy_seconds": list(summary.busy_seconds),
-        "waiting_share": summary.waiting_share,
-        "accuracy": outcome.accuracy,
-        "samples_per_second": summary.samples_per_second,
-    }
+    lines = ((each.amounts, each.busy_seconds, each.wall_seconds) for each in steps)
+    sizes, busy, wall = (np.array(own, np.float64) for own in zip(*lines, strict=True))
+    return sizes, busy, wall

@@ -6,16 +6,16 @@ fewer than `MIN_STEPS` measured steps, apart from the rule that says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from lbbsp_core.report.html.changes import lasting_drop
+from lbbsp_core.report.html.changes import Drop, lasting_drop
 from lbbsp_core.report.html.figures import BALANCED, RunReport
 from lbbsp_core.report.html.plain import speeds_of
-from lbbsp_core.report.html.table import Booleans, Floats, worker_names
+from lbbsp_core.report.html.table import Floats, worker_names
 from lbbsp_core.report.words import percent, times
 
 MIN_STEPS: Final = 20
@@ -82,41 +82,40 @@ def slower_worker(report: RunReport) -> Iterator[Advice]:
     table = report.measured
     names = worker_names(table.header, table.workers)
     for rank, speeds in enumerate(speeds_of(table, report.plain).T):
-        drop = lasting_drop(speeds, SLOWER)
-        if drop is None:
-            continue
-        causes = " and ".join(_causes(report, rank, drop.start))
-        yield Advice(
-            "slower-worker",
-            f"W{names[rank][1:]} has been {drop.ratio:.1f}x slower since "
-            f"step {table.steps[drop.start]}"
-            + (f"; {causes}." if causes else ". Look for other processes, heat or I/O there."),
-            (rank,),
-        )
+        if (drop := lasting_drop(speeds, SLOWER)) is not None:
+            since, causes = table.steps[drop.start], _causes(report, rank, drop.start)
+            yield slower(rank, names[rank], drop, f"step {since}", causes)
+
+
+def slower(rank: int, name: str, drop: Drop, since: str, causes: Iterable[str] = ()) -> Advice:
+    """Returns the advice on a worker whose speed has fallen."""
+    found = " and ".join(causes)
+    rest = f"; {found}." if found else ". Look for other processes, heat or I/O there."
+    text = f"W{name[1:]} has been {drop.ratio:.1f}x slower since {since}{rest}"
+    return Advice("slower-worker", text, (rank,))
 
 
 def unbalanced(report: RunReport) -> Iterator[Advice]:
     """Reports plain BSP, and batches that stayed equal, whose workers wait for slower ones."""
     if report.plain is not None or report.gain is None:
         return
-    text = (
-        f"The batches do not follow the speeds, and workers wait {percent(report.imbalance)} of "
-        f"the time for slower ones: a step can be up to {times(report.gain)} times as "
-        "fast. "
-    )
+    remedy = "Train with policy=LoadBalanced(), the default."
     if (report.table.header.policy or "").startswith("LoadBalanced("):
-        text += (
+        remedy = (
             "The policy balances, but kept equal batches: check its min_gain and interval, limits, "
             "the granularity and short_step_seconds."
         )
-    elif report.table.is_even or report.table.has_work:
-        text += "Train with policy=LoadBalanced(), the default."
-    else:
-        text += (
+    elif not report.table.is_even and not report.table.has_work:
+        remedy = (
             "Limits or the granularity keep the batches of plain BSP from being equal: change "
             "those, and train with policy=LoadBalanced(), the default."
         )
-    yield Advice("unbalanced", text)
+    yield Advice(
+        "unbalanced",
+        f"The batches do not follow the speeds, and workers wait {percent(report.imbalance)} of "
+        f"the time for slower ones: a step can be up to {times(report.gain)} times as fast. "
+        + remedy,
+    )
 
 
 def wrong_forecasts(report: RunReport) -> Iterator[Advice]:
@@ -196,24 +195,21 @@ def binding_limit(report: RunReport) -> Iterator[Advice]:
     top = (sizes == table.sizes[full].max(axis=0)) & (planned <= _BINDING * slowest)
     bottom = (sizes == table.sizes[full].min(axis=0)) & (planned == slowest)
     bottom &= others <= _BINDING * slowest
-    found = [
-        *_held(report, top, "maximum", "before the others, and stays at its largest batch"),
-        *_held(report, bottom, "minimum", "after the others, and stays at its smallest batch"),
-    ]
-    yield from found[:1]  # of two workers, either may be the one that a limit holds
-
-
-def _held(report: RunReport, held: Booleans, limit: str, state: str) -> Iterator[Advice]:
-    ranks = [int(rank) for rank in np.flatnonzero(held.mean(axis=0) > 0.5)]
-    if ranks and 2 * len(ranks) <= report.table.workers:
-        change = "Raise it if the memory allows" if limit == "maximum" else "Lower it"
-        yield Advice(
-            f"binding-{limit}",
-            f"A limit binds on {_listed(report, ranks)}: in most steps it is planned to be ready "
-            f"{state}. It is probably Limits.{limit}: {change.lower()}; otherwise check the "
-            "granularity, and the interval of the policy.",
-            tuple(ranks),
-        )
+    for held, limit, change, moment, batch in (
+        (top, "maximum", "raise it if the memory allows", "before", "largest"),
+        (bottom, "minimum", "lower it", "after", "smallest"),
+    ):
+        ranks = [int(rank) for rank in np.flatnonzero(held.mean(axis=0) > 0.5)]
+        if ranks and 2 * len(ranks) <= table.workers:
+            yield Advice(
+                f"binding-{limit}",
+                f"A limit binds on {_listed(report, ranks)}: in most steps it is planned to be "
+                f"ready {moment} the others, and stays at its {batch} batch. It is probably "
+                f"Limits.{limit}: {change}; otherwise check the granularity, and the interval of "
+                "the policy.",
+                tuple(ranks),
+            )
+            return  # of two workers, either may be the one that a limit holds
 
 
 def full_memory(report: RunReport) -> Iterator[Advice]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from lbbsp_core.report.html.plain import PlainEstimate, plain_estimate
-from lbbsp_core.report.html.table import Floats, StepTable, by_rank, step_table
+from lbbsp_core.report.html.table import Floats, StepTable, known_workers, step_table
 from lbbsp_core.report.summary import summarise
 from lbbsp_core.report.words import percent, times
 from lbbsp_core.runtime.record.record import Run, Stop
@@ -120,29 +120,22 @@ class RunReport:
         if self.waiting_share > BALANCED and 2 * self.communication_share > self.waiting_share:
             waited += ", mostly for the communication"
         if self.plain is None:
-            return self._verdict_of_even(waited)
-        speedup = self.plain.speedup
-        balanced = self.imbalance <= BALANCED
-        word = (
-            "Balanced" if balanced else "Partly balanced" if speedup > 1 + _SAME else "Unbalanced"
-        )
-        if abs(speedup - 1) <= _SAME:
-            return f"{word}: about as fast as plain BSP would have been; {waited}."
-        if speedup < 1:
+            name = "plain BSP" if self.table.is_plain else "batches stayed equal"
+            if self.gain is None:
+                return f"{name[0].upper()}{name[1:]}: {waited}, and balancing would gain little."
             return (
-                f"{word}: slower than plain BSP would have been ({times(speedup)} times as fast); "
-                f"{waited}."
+                f"Not balanced, {name}: {waited}. With balanced batches a step would be up to "
+                f"{times(self.gain)} times as fast."
             )
-        return f"{word}: {times(speedup)} times as fast as plain BSP would have been; {waited}."
-
-    def _verdict_of_even(self, waited: str) -> str:
-        name = "plain BSP" if self.table.is_plain else "batches stayed equal"
-        if self.gain is None:
-            return f"{name[0].upper()}{name[1:]}: {waited}, and balancing would gain little."
-        return (
-            f"Not balanced, {name}: {waited}. With balanced batches a step would be up to "
-            f"{times(self.gain)} times as fast."
-        )
+        speedup = self.plain.speedup
+        word = "Partly balanced" if speedup > 1 + _SAME else "Unbalanced"
+        word = "Balanced" if self.imbalance <= BALANCED else word
+        compared, rest = f"{times(speedup)} times as fast as", ""
+        if abs(speedup - 1) <= _SAME:
+            compared = "about as fast as"
+        elif speedup < 1:
+            compared, rest = "slower than", f" ({times(speedup)} times as fast)"
+        return f"{word}: {compared} plain BSP would have been{rest}; {waited}."
 
     def figures(self) -> dict[str, object]:
         """Returns the figures as the option ``--json`` writes them."""
@@ -202,15 +195,13 @@ def relative_rmse(forecast: Floats, truth: Floats) -> float | None:
 
 
 def _workers(table: StepTable, total: float) -> Iterator[WorkerFigures]:
-    hosts = by_rank(table.header.hosts, table.workers)
-    devices = by_rank(table.header.devices, table.workers)
     slowest = table.busy.max(axis=1)
-    for rank in range(table.workers):
+    for rank, host, device in known_workers(table.header, table.workers):
         busy = table.busy[:, rank]
         yield WorkerFigures(
-            rank=rank,
-            host=hosts[rank],
-            device=devices[rank],
+            rank,
+            host,
+            device,
             batch=float(table.sizes[:, rank].mean()),
             samples_per_second=float(np.median(table.sizes[:, rank] / busy)),
             busy_share=float(busy.sum()) / total,
@@ -242,6 +233,7 @@ def _balanced_speedup(run: Run) -> float | None:
 def _events(run: Run, table: StepTable) -> Events:
     full = [line.sizes for line in run.steps if not line.short]
     changes = sum(len(a) == len(b) and a != b for a, b in pairwise(full))
+    counts = pairwise([(line.step, len(line.sizes)) for line in run.steps])
     return Events(
         steps=len(run.steps),
         plan_changes=None if table.has_work else changes,
@@ -250,11 +242,5 @@ def _events(run: Run, table: StepTable) -> Events:
         starts=run.starts,
         stops=run.stops,
         restarts=run.restarts,
-        worker_changes=tuple(_worker_changes([(s.step, len(s.sizes)) for s in run.steps])),
+        worker_changes=tuple(after for before, after in counts if before[1] != after[1]),
     )
-
-
-def _worker_changes(counts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    for (_, before), (step, after) in pairwise(counts):
-        if before != after:
-            yield step, after

@@ -14,10 +14,10 @@ the header. Its legal range, from none to X / 2N, bounds the estimate.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from lbbsp_core.cost import Affine, Cost, Profile, Proportional, Saturating
 from lbbsp_core.cost.online import CostShape
@@ -45,14 +45,10 @@ def plain_estimate(table: StepTable) -> PlainEstimate:
     overheads = [_overhead(shape, *own) for own in columns]
     seconds = _plain_seconds(table, prior, overheads)
     total = float(table.wall.sum())
-    limits = [
-        float(_plain_seconds(table, prior, [kappa] * table.workers).sum()) / total
-        for kappa in (0.0, shape.max_overhead)
-    ]
-    speedup = float(seconds.sum()) / total
-    return PlainEstimate(
-        speedup, min(speedup, *limits), max(speedup, *limits), seconds, tuple(overheads)
-    )
+    bounds = (_plain_seconds(table, prior, kappa) for kappa in (0.0, shape.max_overhead))
+    speedup, *limits = (float(each.sum()) / total for each in (seconds, *bounds))
+    low, high = min(speedup, *limits), max(speedup, *limits)
+    return PlainEstimate(speedup, low, high, seconds, tuple(overheads))
 
 
 def prior_cost(text: str | None) -> Cost:
@@ -96,31 +92,21 @@ def speeds_of(table: StepTable, plain: PlainEstimate | None) -> Floats:
     """
     if plain is None:
         return table.amounts / table.busy
-    prior = prior_cost(table.header.cost)
-    columns = zip(table.amounts.T, plain.overheads, strict=True)
-    return np.column_stack([_shape(prior, own, kappa) for own, kappa in columns]) / table.busy
+    return _shape(prior_cost(table.header.cost), table.amounts, plain.overheads) / table.busy
 
 
-def _plain_seconds(table: StepTable, prior: Cost, overheads: Sequence[float]) -> Floats:
+def _plain_seconds(table: StepTable, prior: Cost, overheads: npt.ArrayLike) -> Floats:
     """Returns the time of each step under plain BSP, shape ``(n,)``."""
-    even = even_amounts(table)
-    busy = np.column_stack(
-        [
-            table.busy[:, rank] * _shape(prior, even[:, rank], overhead)
-            / _shape(prior, table.amounts[:, rank], overhead)
-            for rank, overhead in enumerate(overheads)
-        ]
-    )  # fmt: skip
-    slowest = table.busy.max(axis=1)
-    return np.asarray(busy.max(axis=1) + np.maximum(table.wall - slowest, 0.0))
+    even = _shape(prior, even_amounts(table), overheads)
+    busy = table.busy * even / _shape(prior, table.amounts, overheads)
+    communication = np.maximum(table.wall - table.busy.max(axis=1), 0.0)
+    return np.asarray(busy.max(axis=1) + communication)
 
 
-def _shape(prior: Cost, amounts: Floats, overhead: float) -> Floats:
-    """Returns w(x) + kappa of batches x, in samples, shape ``(n,)``."""
-    distinct, index = np.unique(amounts, return_inverse=True)
-    empty = prior.effective_samples(0)
-    work = np.array([prior.effective_samples(float(x)) - empty for x in distinct])
-    return np.asarray(work[index] + max(overhead, 1e-9))
+def _shape(prior: Cost, amounts: Floats, overheads: npt.ArrayLike) -> Floats:
+    """Returns w(x) + kappa of batches x, in samples, shape ``(n, N)``."""
+    cost = prior.at_speed(1.0)
+    return np.asarray(cost(amounts) - cost(0.0) + np.maximum(overheads, 1e-9))
 
 
 def _overhead(shape: CostShape, amounts: Floats, busy: Floats) -> float:

@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice
+from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice, slower
 from lbbsp_core.report.html.changes import lasting_drop
-from lbbsp_core.report.html.table import Floats, Integers, by_rank, worker_names
+from lbbsp_core.report.html.table import Floats, Integers, known_workers, plausible, worker_names
 from lbbsp_core.report.words import percent, rate
 from lbbsp_core.runtime.record.record import PushLine, Run, RunHeader
 
@@ -49,7 +49,7 @@ class PushReport:
     @cached_property
     def workers(self) -> tuple[PusherFigures, ...]:
         """Figures of each worker, by rank."""
-        return tuple(_workers(self, max(self.header.workers, 1)))
+        return tuple(_workers(self))
 
     @property
     def samples_per_second(self) -> float:
@@ -84,14 +84,14 @@ def push_report(run: Run) -> PushReport:
     """Computes the figures of an asynchronous run."""
     lines = run.pushes
     for line in lines:
-        _check(line, max(run.header.workers, 1))
+        _check(line, run.header.workers)
     busy = np.array([line.busy_seconds for line in lines])
     report = PushReport(
         header=run.header,
         push=np.array([line.push for line in lines], np.int64),
         worker=np.array([line.worker for line in lines], np.int64),
         samples=np.array([line.samples for line in lines], np.float64),
-        busy=np.where((busy > 1e-12) & (busy < 1e12), busy, np.nan),
+        busy=np.where(plausible(busy), busy, np.nan),
         staleness=np.array([line.staleness for line in lines], np.int64),
         total_seconds=float(max(line.seconds for line in lines)),
         starts=run.starts,
@@ -110,51 +110,41 @@ def advise_pushes(report: PushReport) -> list[Advice]:
 
 
 def _check(line: PushLine, workers: int) -> None:
-    if not 0 <= line.worker < workers:
-        raise ValueError(
-            f"push {line.push}: worker must be between 0 and {workers - 1}, got {line.worker}: "
-            "record the run again"
-        )
-    for name in ("samples", "busy_seconds", "seconds", "staleness"):
-        if not 0 <= getattr(line, name) <= 1e15:
+    numbers = dict.fromkeys(("samples", "busy_seconds", "seconds", "staleness"), 1e15)
+    for name, largest in {"worker": workers - 1, **numbers}.items():
+        value = getattr(line, name)
+        if not 0 <= value <= largest:
             raise ValueError(
-                f"push {line.push}: {name} must be between 0 and 1e+15, got "
-                f"{getattr(line, name)!r}: record the run again"
+                f"push {line.push}: {name} must be between 0 and {largest:g}, got {value!r}: "
+                "record the run again"
             )
 
 
-def _workers(report: PushReport, workers: int) -> Iterator[PusherFigures]:
-    hosts, devices = by_rank(report.header.hosts, workers), by_rank(report.header.devices, workers)
-    for rank in range(workers):
+def _workers(report: PushReport) -> Iterator[PusherFigures]:
+    for rank, host, device in known_workers(report.header, report.header.workers):
         own = report.worker == rank
-        speeds = (report.samples[own] / report.busy[own])[~np.isnan(report.busy[own])]
-        staleness = report.staleness[own]
+        busy, samples = report.busy[own], report.samples[own]
+        speeds = (samples / busy)[~np.isnan(busy)]
+        staleness = report.staleness[own] if own.any() else np.zeros(1)
         yield PusherFigures(
-            rank=rank,
-            host=hosts[rank],
-            device=devices[rank],
+            rank,
+            host,
+            device,
             pushes=int(own.sum()),
-            samples=int(report.samples[own].sum()),
+            samples=int(samples.sum()),
             samples_per_second=float(np.median(speeds)) if speeds.size else 0.0,
-            busy_share=float(np.nansum(report.busy[own])) / report.total_seconds,
-            mean_staleness=float(staleness.mean()) if staleness.size else 0.0,
-            max_staleness=int(staleness.max()) if staleness.size else 0,
+            busy_share=float(np.nansum(busy)) / report.total_seconds,
+            mean_staleness=float(staleness.mean()),
+            max_staleness=int(staleness.max()),
         )
 
 
 def _slower(report: PushReport) -> Iterator[Advice]:
-    names = worker_names(report.header, len(report.workers))
-    for rank, name in enumerate(names):
+    for rank, name in enumerate(worker_names(report.header, len(report.workers))):
         own = np.flatnonzero((report.worker == rank) & (report.busy > 0) & (report.samples > 0))
-        speeds = report.samples[own] / report.busy[own]
-        drop = lasting_drop(speeds, SLOWER)
+        drop = lasting_drop(report.samples[own] / report.busy[own], SLOWER)
         if drop is not None:
-            yield Advice(
-                "slower-worker",
-                f"W{name[1:]} has been {drop.ratio:.1f}x slower since push "
-                f"{report.push[own[drop.start]]}. Look for other processes, heat or I/O there.",
-                (rank,),
-            )
+            yield slower(rank, name, drop, f"push {report.push[own[drop.start]]}")
 
 
 def _stale(report: PushReport) -> Iterator[Advice]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.policy import Even
-from lbbsp_core.runtime.record.record import Run, RunHeader, StepLine
+from lbbsp_core.runtime.record.record import Run, RunHeader
 from lbbsp_core.validate import one_line
 
 Floats = npt.NDArray[np.float64]
@@ -36,8 +37,9 @@ class StepTable:
     wall: Floats  # seconds from barrier to barrier, shape `(n,)`
     is_regular: Booleans  # whether a step is full and no measurement was excluded, shape `(n,)`
     is_short: Booleans  # whether a step has fewer samples than the global batch size, shape `(n,)`
-    # driving factors by name, shape `(n, N)`; NaN where they are unknown
-    drivers: Mapping[str, Floats]
+    # driving factors, and what extensions have recorded, by name, shape `(n, N)`; NaN where unknown
+    drivers: dict[str, Floats]
+    values: dict[str, Floats]
     has_work: bool  # whether `amounts` are work rather than samples
 
     @property
@@ -52,22 +54,20 @@ class StepTable:
         Without any such step, those in which all workers were measured, although they are short
         or excluded: a record of a single step has figures, too.
         """
-        by_worker = _plausible(self.busy) & _plausible(self.sizes) & _plausible(self.amounts)
-        complete = by_worker.all(axis=1) & _plausible(self.wall)
+        by_worker = plausible(self.busy) & plausible(self.sizes) & plausible(self.amounts)
+        complete = by_worker.all(axis=1) & plausible(self.wall)
         regular = complete & self.is_regular
         return np.asarray(regular if regular.any() else complete)
 
     @property
-    def is_even(self) -> bool:
-        """True if the batches of each full step are as equal as integers allow.
+    def is_full(self) -> Booleans:
+        """Full steps, or all if all are short, shape ``(n,)``."""
+        return self.is_short if self.is_short.all() else ~self.is_short
 
-        Without any full step, all steps count.
-        """
-        if self.has_work:
-            return False
-        differences = self.sizes.max(axis=1) - self.sizes.min(axis=1)
-        counted = self.is_short if self.is_short.all() else ~self.is_short
-        return bool((differences[counted] <= 1).all())
+    @property
+    def is_even(self) -> bool:
+        """True if the batches of each full step are as equal as integers allow."""
+        return not self.has_work and bool((np.ptp(self.sizes[self.is_full], axis=1) <= 1).all())
 
     @property
     def is_plain(self) -> bool:
@@ -80,12 +80,13 @@ class StepTable:
 
     def select(self, rows: Booleans) -> StepTable:
         """Returns the table of some of its steps, given as a mask of shape ``(n,)``."""
-        shorter = {each: getattr(self, each)[rows] for each in _BY_STEP}
-        drivers = {name: values[rows] for name, values in self.drivers.items()}
-        return replace(self, **shorter, drivers=drivers)
-
-
-_BY_STEP = ("steps", "sizes", "amounts", "busy", "predicted", "wall", "is_regular", "is_short")
+        shorter: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                shorter[name] = value[rows]
+            elif isinstance(value, dict):
+                shorter[name] = {each: own[rows] for each, own in value.items()}
+        return replace(self, **shorter)
 
 
 def step_table(run: Run) -> StepTable:
@@ -99,12 +100,13 @@ def step_table(run: Run) -> StepTable:
         steps=np.array([line.step for line in lines], np.int64),
         sizes=np.array([line.sizes for line in lines], np.float64),
         amounts=np.array([line.amounts for line in lines], np.float64),
-        busy=np.where(_plausible(busy), busy, np.nan),
+        busy=np.where(plausible(busy), busy, np.nan),
         predicted=np.array([line.predicted_seconds for line in lines], np.float64),
         wall=np.array([line.wall_seconds for line in lines], np.float64),
         is_regular=np.array([line.is_regular for line in lines], np.bool_),
         is_short=np.array([line.short for line in lines], np.bool_),
-        drivers=_drivers(run.header.drivers, lines),
+        drivers=_by_name([line.drivers for line in lines], busy.shape[1]),
+        values=_by_name([line.values for line in lines], busy.shape[1]),
         has_work=any(line.work for line in lines),
     )
 
@@ -119,24 +121,30 @@ def worker_names(header: RunHeader, workers: int) -> list[str]:
         >>> worker_names(header, 2)
         ['worker 0 on a', 'worker 1 on b']
     """
-    hosts = by_rank(header.hosts, workers)
-    return [f"worker {rank}" + f" on {host}" * bool(host) for rank, host in enumerate(hosts)]
+    known = known_workers(header, workers)
+    return [f"worker {rank}" + f" on {host}" * bool(host) for rank, host, _ in known]
 
 
-def by_rank(texts: Sequence[str], workers: int) -> Sequence[str]:
-    """Returns one text for each worker, on one line; empty ones if any worker has none."""
-    return [one_line(text) for text in texts] if len(texts) == workers else [""] * workers
+def known_workers(header: RunHeader, workers: int) -> list[tuple[int, str, str]]:
+    """Returns rank, host and device of each worker; empty texts if those of any are unknown."""
+    columns = (
+        [one_line(text) for text in texts] if len(texts) == workers else [""] * workers
+        for texts in (header.hosts, header.devices)
+    )
+    return list(zip(range(workers), *columns, strict=True))
 
 
-def _plausible(values: Floats) -> Booleans:
+def plausible(values: Floats) -> Booleans:
     """Returns which values may be measurements; NaN may not."""
     return np.asarray((values > _LEAST) & (values < _MOST))
 
 
-def _drivers(names: Sequence[str], lines: Sequence[StepLine]) -> dict[str, Floats]:
-    found = dict.fromkeys([*names, *(name for line in lines for name in line.drivers)])
-    lacking = (None,) * len(lines[0].sizes)
+def _by_name(
+    given: Sequence[Mapping[str, Sequence[float | None]]], workers: int
+) -> dict[str, Floats]:
+    """Returns the named values of each step as arrays."""
+    lacking = (None,) * workers
     return {
-        name: np.array([line.drivers.get(name, lacking) for line in lines], np.float64)
-        for name in found
+        name: np.array([each.get(name, lacking) for each in given], np.float64)
+        for name in dict.fromkeys(name for each in given for name in each)
     }

@@ -38,10 +38,20 @@ def write_report(record: Path, out: Path) -> dict[str, object]:
 
 def describe(run: Run, name: str) -> tuple[Content, dict[str, object]]:
     """Returns the content of a run's page, and its figures."""
+    report: PushReport | RunReport
     try:
-        return _content(run, name)
+        if run.pushes:
+            report, template = push_report(run), "pushes.html"
+            advice, charts = advise_pushes(report), list(push_charts(report))
+        else:
+            report, template = run_report(run), "steps.html"
+            advice, charts = advise(report), list(step_charts(report))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+    values = {"report": report, "header": run.header, "advice": advice}
+    title = f"lbbsp report: {name}"
+    content = Content("report", title, report.verdict, charts, template=template, values=values)
+    return content, {**report.figures(), "advice": [asdict(each) for each in advice]}
 
 
 def _read(record: Path) -> Run:
@@ -55,22 +65,3 @@ def _read(record: Path) -> Run:
             else "name the --run-dir of lbbsp launch, or the folder given as record="
         )
         raise ValueError(f"{record} has no run record (run.jsonl): {remedy}") from None
-
-
-def _content(run: Run, name: str) -> tuple[Content, dict[str, object]]:
-    report: PushReport | RunReport
-    if run.pushes:
-        report, template = push_report(run), "pushes.html"
-        advice, charts = advise_pushes(report), push_charts(report)
-    else:
-        report, template = run_report(run), "steps.html"
-        advice, charts = advise(report), step_charts(report)
-    content = Content(
-        command="report",
-        title=f"lbbsp report: {name}",
-        verdict=report.verdict,
-        charts=list(charts),
-        template=template,
-        values={"report": report, "header": run.header, "advice": advice},
-    )
-    return content, {**report.figures(), "advice": [asdict(each) for each in advice]}

@@ -21,7 +21,7 @@ from lbbsp_core import Profile
 from lbbsp_core.cli import launch as launch_module
 from lbbsp_core.cli.app import application
 from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
-from lbbsp_core.cli.progress import Progress, RecordTail
+from lbbsp_core.cli.progress import Progress
 from lbbsp_core.demo import comparison
 from lbbsp_core.launch.contention import bursty
 from lbbsp_core.runtime.record.record import StepLine, run_header
@@ -337,22 +337,6 @@ def test_progress_follows_a_record_that_grows(tmp_path):
     assert "3 + 5" in shown()
 
 
-def test_a_tail_reads_whole_lines_once(tmp_path):
-    path = tmp_path / "run.jsonl"
-    tail = RecordTail(path)
-    assert tail.read() == []
-    first, second = (step_line(step, (3, 5), (0.1, 0.2), 0.25) for step in range(2))
-    write_lines(path, first, second)
-    whole = path.read_text()
-    cut = len(whole) - 9
-    path.write_text(whole[:cut])
-    assert tail.read() == [first]
-    with path.open("a") as stream:
-        stream.write(whole[cut:])
-    assert tail.read() == [second]
-    assert tail.read() == []
-
-
 # lbbsp profile
 
 
@@ -464,8 +448,6 @@ def places(tmp_path, monkeypatch, step_script):
         "evaluate run.jsonl",
         "evaluate trace.csv --json folder",
         "evaluate trace.csv --json file/below.json",
-        "evaluate trace.csv --plot folder",
-        "evaluate trace.csv --plot picture.docx",
         "evaluate trace.csv --predictors nrx",
         "evaluate trace.csv --predictors ,",
         "evaluate trace.csv --export folder",
@@ -557,7 +539,6 @@ def test_figures_are_all_of_standard_output(places, tmp_path, monkeypatch, compl
         "profile train.py --out",
         "profile train.py --plot",
         "report recorded --out",
-        "evaluate trace.csv --plot",
         "evaluate trace.csv --export",
         "simulate --scenario constant --plot",
     ],

@@ -19,7 +19,6 @@ from typer.main import get_command
 import lbbsp_core
 import lbbsp_core.cli
 from lbbsp_core.cli.app import COMMANDS, application
-from lbbsp_core.cli.completion import one_of, some_of
 from lbbsp_core.cli.version import versions
 
 
@@ -104,16 +103,6 @@ def test_the_list_of_commands_shows_the_first_line_of_their_help(name):
     assert lazy.help == lazy.loaded.help.split("\n\n")[0].replace("\n", " ")
 
 
-def test_names_are_completed():
-    assert one_of(["tensorflow", "mxnet"])("m") == ["mxnet"]
-    assert one_of(["tensorflow", "mxnet"])("") == ["tensorflow", "mxnet"]
-    complete = some_of(["bsp", "lbbsp", "lbbsp-every"])
-    assert complete("l") == ["lbbsp", "lbbsp-every"]
-    assert complete("lbbsp,") == ["lbbsp,bsp", "lbbsp,lbbsp-every"]
-    assert complete("lbbsp:min_gain=0,b") == ["lbbsp:min_gain=0,bsp"]
-    assert complete("x") == []
-
-
 @pytest.mark.slow
 def test_the_shell_is_answered():
     main = "import runpy; runpy.run_module('lbbsp_core', run_name='__main__')"
@@ -122,5 +111,5 @@ def test_the_shell_is_answered():
         shell = {"COMP_WORDS": words, "COMP_CWORD": position, "_LBBSP_COMPLETE": "complete_bash"}
         return python(main, **shell).split()
 
-    assert complete("lbbsp simulate --policies bsp,lb", "3") == ["bsp,lbbsp", "bsp,lbbsp-every"]
+    assert "--policies" in complete("lbbsp simulate --po", "2")
     assert complete("lbbsp re", "1") == ["report"]

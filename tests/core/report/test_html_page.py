@@ -34,11 +34,12 @@ def asynchronous(workers=3, **facts):
 def hostile(**facts):
     """A run whose names try to leave their places in the page."""
     driver = HOSTILE
-    return steady(
+    run = steady(
         [300, 100], hosts=(HOSTILE, BREAKS_OUT), devices=(BREAKS_OUT, "<b>GPU"), policy=HOSTILE,
         predictor=BREAKS_OUT, versions={HOSTILE: BREAKS_OUT}, framework=BREAKS_OUT, started=1.7e9,
         drivers={driver: np.ones((60, 2)), "memory_percent": np.full((60, 2), 97.0)}, **facts,
     )  # fmt: skip
+    return replace(run, steps=[replace(s, values={BREAKS_OUT: (1.0, None)}) for s in run.steps])
 
 
 def page_of(run, name="runs/a", plotly="/* plotly.js */"):
@@ -121,6 +122,17 @@ def test_long_runs_have_few_points():
     charts = json.loads(Page(text).scripts[0])
     assert max(len(trace["x"]) for chart in charts for trace in chart["data"]) <= 1500
     assert len(text) < 1_500_000
+
+
+def test_what_extensions_record_is_on_the_page():
+    run = steady([300, 100])
+    lines = [replace(each, values={"queue": (float(each.step), None)}) for each in run.steps]
+    content, _ = describe(replace(run, steps=lines), "a")
+    chart = content.charts[-1]
+    assert chart.title == "Values of extensions: queue"
+    assert chart.data[0]["y"] == list(range(60))
+    assert chart.table[1:] == [["0", "0", "29.5", "59"], ["1", "-", "-", "-"]]
+    assert not any("extension" in chart.title for chart in describe(run, "a")[0].charts)
 
 
 def test_the_events_and_hosts_are_on_the_page():
