@@ -8,19 +8,6 @@ from lbbsp_core.sim.config import SimConfig
 from lbbsp_core.sim.engine import Timeline, run_bsp, run_oracle
 from lbbsp_core.sim.events import Change, Iteration, Schedule, play, schedule
 from lbbsp_core.sim.from_run import RecordedRun, cluster_from_run, trace_from_run
-from lbbsp_core.sim.learning import (
-    MODELS,
-    Curve,
-    Data,
-    Mlp,
-    Softmax,
-    Task,
-    digits,
-    learn,
-    learn_schedule,
-    learned_in_step,
-    lockstep,
-)
 from lbbsp_core.sim.links import LinkQueue, ServerLinks
 from lbbsp_core.sim.scenario import PRESETS, Scenario, load_scenario, read_scenario
 from lbbsp_core.sim.slowdowns import (
@@ -43,15 +30,12 @@ from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of, read_trac
 from lbbsp_core.sim.work import LognormalWork, SimulatedSamples
 
 __all__ = [
-    "MODELS",
     "OMNILEARN",
     "PRESETS",
     "AsyncRun",
     "Change",
     "Communication",
     "Constant",
-    "Curve",
-    "Data",
     "Disturbance",
     "FixedTime",
     "Iteration",
@@ -59,7 +43,6 @@ __all__ = [
     "Lognormal",
     "LognormalWork",
     "Markov",
-    "Mlp",
     "Noise",
     "ParameterServer",
     "Pareto",
@@ -75,20 +58,13 @@ __all__ = [
     "SimulatedCluster",
     "SimulatedSamples",
     "Slowdowns",
-    "Softmax",
     "SyntheticCluster",
-    "Task",
     "Timeline",
     "Trace",
     "TraceError",
     "cluster_from_run",
     "cores",
-    "digits",
-    "learn",
-    "learn_schedule",
-    "learned_in_step",
     "load_scenario",
-    "lockstep",
     "names_of",
     "play",
     "read_scenario",

@@ -6,27 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from lbbsp_core.policy import Policy
 from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import SYNCHRONISERS
 from lbbsp_core.sim import (
     AsyncRun,
     Communication,
-    Curve,
     FixedTime,
     Preemption,
     Scenario,
     SimConfig,
     SimulatedCluster,
-    Task,
     Timeline,
     Trace,
-    learn,
-    learned_in_step,
-    lockstep,
     names_of,
     replay_trace,
     run_async,
@@ -36,8 +28,6 @@ from lbbsp_core.sim import (
 from lbbsp_core.sim.backtest import DEFAULT
 from lbbsp_core.sim.runs import LOCKSTEP, Run, build_policy, chosen_runs, title_of
 from lbbsp_core.sync import Synchroniser
-
-Floats = npt.NDArray[np.float64]
 
 Progress = Callable[[str, str, int], None]
 """Called with a trace or scenario, the title of the run, and the number of new steps."""
@@ -89,9 +79,6 @@ class Row:
     # time of the oracle, which knows each step's speeds and waits in every step, / total_seconds.
     # Workers without common steps may be faster than the oracle
     efficiency: float
-    # virtual time to the target accuracy; None where nothing was learned, or the target was never
-    # reached
-    time_to_accuracy_seconds: float | None = None
     scenario: str | None = None
 
     @property
@@ -106,18 +93,10 @@ class Row:
 
 
 class Result(NamedTuple):
-    """Figures of a run, when each worker computed and waited, and the accuracy that it reached."""
+    """Figures of a run, and when each worker computed and waited."""
 
     row: Row
     run: Timeline | AsyncRun
-    curve: Curve | None = None
-
-
-class LearningTarget(NamedTuple):
-    """A task to learn during the runs, and the accuracy on the test set to reach, in (0, 1]."""
-
-    task: Task
-    accuracy: float
 
 
 def simulate(
@@ -173,24 +152,16 @@ def run_experiments(
     experiments: Iterable[Experiment],
     runs: Sequence[Run],
     *,
-    goal: LearningTarget | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Result]:
     """Runs every combination on every cluster, and yields the results in the order of clusters.
 
     Clusters are read one by one.
     """
-    if goal is not None and not 0 < goal.accuracy <= 1:
-        raise ValueError(
-            f"target_accuracy must be in (0, 1], got {goal.accuracy!r}: give the fraction of test "
-            "samples to classify correctly"
-        )
     for experiment in experiments:
         oracle_seconds = run_oracle(experiment.cluster, experiment.together).total_seconds
-        cache: list[Floats] = []
         for run in runs:
             done = _play(experiment, run, progress)
-            curve = None if goal is None else _learn(goal.task, done, experiment, cache)
             row = Row(
                 trace=experiment.name if experiment.kind == "trace" else None,
                 sync=run.sync,
@@ -200,10 +171,9 @@ def run_experiments(
                 total_seconds=done.total_seconds,
                 waiting_share=done.waiting_share,
                 efficiency=oracle_seconds / done.total_seconds,
-                time_to_accuracy_seconds=curve.time_to(goal.accuracy) if curve and goal else None,
                 scenario=experiment.name if experiment.kind == "scenario" else None,
             )
-            yield Result(row, done, curve)
+            yield Result(row, done)
 
 
 def _play(experiment: Experiment, run: Run, progress: Progress | None) -> Timeline | AsyncRun:
@@ -226,18 +196,6 @@ def _play(experiment: Experiment, run: Run, progress: Progress | None) -> Timeli
     return run_async(
         cluster, config, sync, policy, run.predictor, preemption=preemption, progress=advance
     )
-
-
-def _learn(
-    task: Task, run: Timeline | AsyncRun, experiment: Experiment, cache: list[Floats]
-) -> Curve:
-    """Learns from a run; all runs with common steps make the same updates and share one result."""
-    x = experiment.config.global_batch_size
-    if isinstance(run, AsyncRun):
-        return learn(task, run, x)
-    if not cache:
-        cache.append(learned_in_step(task, x, len(run.sizes)))
-    return lockstep(cache[0], run)
 
 
 def figures(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:

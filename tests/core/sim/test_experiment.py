@@ -101,7 +101,6 @@ def test_two_workers_by_hand(policy: str, walls: list[float]) -> None:
     assert row.efficiency == 10 / sum(walls)
     assert (row.trace, row.sync, row.policy, row.workers) == ("made.csv", "bsp", policy, 2)
     assert row.predictor == ("last" if policy.startswith("lbbsp") else None)
-    assert row.time_to_accuracy_seconds is None
 
 
 def test_a_share_of_waiting_by_hand() -> None:
@@ -463,7 +462,6 @@ def test_command_prints_and_writes_figures_and_a_picture(tmp_path: Path) -> None
     assert written["rows"][1] == {
         "trace": "a[b].csv", "sync": "bsp", "policy": "lbbsp", "predictor": "last", "workers": 2,
         "total_seconds": 13.0, "waiting_share": 4.5 / 26, "efficiency": 10 / 13,
-        "time_to_accuracy_seconds": None,
     }  # fmt: skip
     assert len(written["rows"]) == 6
     assert "<h2>a[b].csv, 2 workers</h2>" in (tmp_path / "out.html").read_text()
