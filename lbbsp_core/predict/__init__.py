@@ -7,26 +7,12 @@ from lbbsp_core.predict.last import LastValue, LastValueState
 from lbbsp_core.predict.mixture import Mixture, MixtureState
 from lbbsp_core.predict.narx import Narx, NarxState
 from lbbsp_core.predict.recurrent import Recurrent, RecurrentState
-from lbbsp_core.predict.wrappers import (
-    Clipped,
-    ClippedState,
-    Fallback,
-    FallbackState,
-    Filtered,
-    FilteredState,
-)
 
 __all__ = [
     "Arima",
     "ArimaState",
-    "Clipped",
-    "ClippedState",
     "Ema",
     "EmaState",
-    "Fallback",
-    "FallbackState",
-    "Filtered",
-    "FilteredState",
     "LastValue",
     "LastValueState",
     "Mixture",
