@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lbbsp_core.cost import Cost, Profile
 from lbbsp_core.cost.fitting import Fit, Point, best, fit_costs, repair
-from lbbsp_core.cost.profile_file import make_document, write_document
+from lbbsp_core.cost.profile_file import SCHEMA, write_document
 from lbbsp_core.profiler import _step
 from lbbsp_core.profiler.process import ProfileError, StepProcess
 from lbbsp_core.profiler.sweep import BatchSweep, Progress, SweepResult
@@ -59,16 +59,17 @@ class ProfileResult:
 
     def figures(self) -> dict[str, object]:
         """Returns the content of the profile file."""
-        return make_document(
-            device=self.device,
-            points=[asdict(point) for point in self.points],
-            out_of_memory_at=self.out_of_memory_at,
-            fits={
+        return {
+            "schema": SCHEMA,
+            "device": self.device,
+            "points": [asdict(point) for point in self.points],
+            "out_of_memory_at": self.out_of_memory_at,
+            "fits": {
                 name: {"parameters": fit.parameters, "cv_error": fit.cv_error}
                 for name, fit in self.fits.items()
             },
-            best=self.best,
-        )
+            "best": self.best,
+        }
 
     def save(self, path: str | Path) -> None:
         """Writes a file that `lbbsp_core.Profile.load` reads."""

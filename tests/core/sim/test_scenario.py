@@ -99,7 +99,10 @@ def test_lists_repeat_and_batches_grow_with_the_workers() -> None:
 def test_profiles_give_curves_and_limits_and_are_given_to_the_balancers(tmp_path: Path) -> None:
     gpus = [Profile([8, 64], [0.05, 0.09], 200), Profile([8, 64], [0.1, 0.4])]
     for number, gpu in enumerate(gpus):
-        gpu.save(tmp_path / f"gpu{number}.json")
+        pairs = zip(gpu.batches, gpu.seconds, strict=True)
+        points = [{"batch": batch, "seconds": seconds} for batch, seconds in pairs]
+        file = {"schema": 1, "points": points, "out_of_memory_at": gpu.out_of_memory_at}
+        (tmp_path / f"gpu{number}.json").write_text(json.dumps(file))
     (tmp_path / "s.toml").write_text('profiles = ["gpu0.json", "gpu1.json"]\nsteps = 10\n')
     scenario = load_scenario(str(tmp_path / "s.toml"))
     assert scenario.curves() == gpus
