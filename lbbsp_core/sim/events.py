@@ -6,6 +6,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import InitVar, dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -196,32 +197,28 @@ _TIMES = ("start", "push", "release")
 _READY, _PUSH, _CHANGE = -1, 0, 1  # of events at the same time, the lower is handled first
 
 
+@dataclass
 class _EventLoop:
     """Events of one run in the order of time, and the state that they change."""
 
-    def __init__(
-        self,
-        synchroniser: Synchroniser,
-        seconds: Callable[[int, int], float],
-        workers: int,
-        iterations: int | None,
-        on_update: OnUpdate | None = None,
-        links: ServerLinks | None = None,
-    ) -> None:
-        self._synchroniser = synchroniser
-        self._state = synchroniser.init(workers, 0.0)
-        self._seconds = seconds
-        self._limit = math.inf if iterations is None else iterations
+    _synchroniser: Synchroniser
+    _seconds: Callable[[int, int], float]
+    workers: InitVar[int]
+    _limit: float  # iterations of each worker
+    _on_update: OnUpdate | None
+    links: InitVar[ServerLinks | None]
+    _updates: int = 0
+    _ended: bool = False
+
+    def __post_init__(self, workers: int, links: ServerLinks | None) -> None:
+        self._state = self._synchroniser.init(workers, 0.0)
         self._heap: list[tuple[float, int, int, Iteration | Change]] = []
         self._pushes = [0] * workers  # iterations pushed, by worker
         self._running: dict[int, Iteration] = {}
         self._waiting: dict[int, Iteration] = {}  # pushed, not released
         self._departed: dict[int, Iteration] = {}  # kept pushes of workers that have left
-        self._updates = 0
-        self._on_update = on_update
-        self._ended = False
-        self._pull_queue = None if links is None else links.queue()
-        self._push_queue = None if links is None else links.queue()
+        self._pull_queue = links and links.queue()
+        self._push_queue = links and links.queue()
 
     def run(self, changes: Iterable[Change]) -> Iterator[Iteration]:
         """Handles events until none is left, and yields iterations once they are complete."""
@@ -282,7 +279,7 @@ class _EventLoop:
         return decision
 
     def _apply(self, decision: SyncDecision, now: float) -> Iterator[Iteration]:
-        """Updates the model, then releases workers.
+        """Updates the model, then releases workers, unless `on_update` ends the run.
 
         A released worker that has done all its iterations leaves, which may release others.
         """
@@ -293,8 +290,11 @@ class _EventLoop:
                 kept = self._waiting if worker in self._waiting else self._departed
                 kept[worker] = kept[worker]._replace(update=self._updates)
             self._updates += bool(aggregate)
-            if self._is_complete(aggregate, now):
-                yield from self._end(now)
+            told = self._on_update
+            if told is not None and any([told(worker, now) for worker in aggregate]):
+                self._ended = True
+                waiting, self._waiting = self._waiting, {}
+                yield from (iteration._replace(release=now) for iteration in waiting.values())
                 return
             for worker in release:
                 if worker in self._waiting:
@@ -303,19 +303,6 @@ class _EventLoop:
                     self._start(worker, now)
                 else:
                     decisions.append(self._finish(worker, now))
-
-    def _is_complete(self, aggregate: tuple[int, ...], now: float) -> bool:
-        """Reports every applied gradient to `on_update`; returns whether one ends the run."""
-        if self._on_update is None:
-            return False
-        return any([self._on_update(worker, now) for worker in aggregate])
-
-    def _end(self, now: float) -> Iterator[Iteration]:
-        """Ends the run: releases waiting workers, and starts none."""
-        self._ended = True
-        for iteration in self._waiting.values():
-            yield iteration._replace(release=now)
-        self._waiting.clear()
 
     def _start(self, worker: int, now: float) -> None:
         number = self._pushes[worker]
@@ -329,12 +316,10 @@ class _EventLoop:
         heapq.heappush(self._heap, (pulled + busy_seconds, kind, worker, iteration))
 
 
-def _as_function(
-    seconds: Seconds,
-) -> tuple[Callable[[int, int], float], int | None, int | None]:
+def _as_function(seconds: Seconds) -> tuple[Callable[[int, int], float], int | None, float]:
     """Returns busy seconds as a function, and the numbers of workers and iterations if known."""
     if callable(seconds):
-        return seconds, None, None
+        return seconds, None, math.inf
     table = np.asarray(seconds, dtype=np.float64)
     if table.ndim != 2 or not table.size:
         raise ValueError(

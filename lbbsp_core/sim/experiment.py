@@ -15,6 +15,7 @@ from lbbsp_core.sim import (
     FixedTime,
     Preemption,
     Scenario,
+    ServerLinks,
     SimConfig,
     SimulatedCluster,
     Timeline,
@@ -51,18 +52,17 @@ class Experiment:
     @property
     def together(self) -> SimConfig:
         """Configuration of runs in which all workers communicate in the same step."""
-        return self._config(lambda: self.communication.seconds(self.cluster.workers))
+        return self._config(self.communication.together(self.cluster.workers))
 
     @property
     def alone(self) -> SimConfig:
         """Configuration of runs in which workers push and pull one by one."""
-        return self._config(self.communication.seconds_alone)
+        return self._config(self.communication.alone())
 
-    def _config(self, seconds: Callable[[], float]) -> SimConfig:
-        """Returns the configuration with the links of servers if there are any, else `seconds`."""
-        if (links := self.communication.links()) is not None:
-            return replace(self.config, links=links)
-        return replace(self.config, communication_seconds=seconds())
+    def _config(self, time: float | ServerLinks) -> SimConfig:
+        if isinstance(time, ServerLinks):
+            return replace(self.config, links=time)
+        return replace(self.config, communication_seconds=time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def experiment_of(scenario: Scenario, lag: int = 1) -> Experiment:
         lag,
         scenario.steps_per_epoch,
         limits=scenario.limits(),
-        cost=scenario.curves() if scenario.profiles else None,
+        cost=scenario.curves() if scenario.profiles else "proportional",
         work=scenario.work,
         first_use_seconds=scenario.first_use_seconds,
     )

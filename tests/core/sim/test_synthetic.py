@@ -25,6 +25,7 @@ from lbbsp_core.sim import (
     Pareto,
     Preemption,
     RingAllReduce,
+    ServerLinks,
     SimulatedCluster,
     Slowdowns,
     SyntheticCluster,
@@ -148,13 +149,12 @@ def test_spot_instances_leave_and_come_back_in_the_order_of_time() -> None:
 
 def test_communication_by_formula() -> None:
     ring = RingAllReduce(bytes=8e6, bytes_per_second=1e6, latency_seconds=0.25)
-    assert [ring.seconds(n) for n in (1, 2, 4)] == [0.0, 8.5, 13.5]  # 2 (N-1) (8 / N + .25)
+    assert [ring.together(n) for n in (1, 2, 4)] == [0.0, 8.5, 13.5]  # 2 (N-1) (8 / N + .25)
     server = ParameterServer(bytes=8e6, bytes_per_second=1e6, latency_seconds=0.25, servers=2)
-    assert [server.seconds(n) for n in (1, 2, 4)] == [16.5, 16.5, 32.5]
-    assert server.seconds_alone() == 16.5
-    assert FixedTime(0.5).seconds(9) == FixedTime(0.5).seconds_alone() == 0.5
+    assert server.together(4) == server.alone() == ServerLinks(4.0, 8.0, 0.25)
+    assert FixedTime(0.5).together(9) == FixedTime(0.5).alone() == 0.5
     with pytest.raises(ValueError, match="no worker can push alone: use"):
-        ring.seconds_alone()
+        ring.alone()
 
 
 @given(
