@@ -11,8 +11,9 @@ from reproduction_virtual import ELASTIC_SYNCS, FAST, NOISE, results
 from time_to_accuracy import Mlp, Task, digits, learn
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, Synchroniser
-from lbbsp_core.sim import read_scenario, run_async
+from lbbsp_core.sim import run_async
 from lbbsp_core.sim.experiment import Row, experiment_of
+from lbbsp_core.sim.scenario import read_scenario
 from lbbsp_core.sync.dssp import DSSPState
 
 SEEDS = 9  # of slowdowns, initial weights and order of samples

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from reproduction_tables import Table
 
-from lbbsp_core.sim import read_scenario
 from lbbsp_core.sim.experiment import Result, Row, experiment_of, run_experiments
 from lbbsp_core.sim.runs import chosen_runs
+from lbbsp_core.sim.scenario import read_scenario
 
 FAST, DEFAULT = "ema0.5", "mixture"  # predictors
 NOISE = {"kind": "lognormal", "sigma": 0.1}

@@ -36,7 +36,6 @@ from lbbsp_core.sim import (
     SimConfig,
     cluster_from_run,
     load_scenario,
-    names_of,
     read_trace,
     replay_trace,
 )
@@ -50,6 +49,7 @@ from lbbsp_core.sim.experiment import (
     run_experiments,
 )
 from lbbsp_core.sim.runs import chosen_runs
+from lbbsp_core.sim.traces import names_of
 
 _QUICK = "ema0.5"
 """Default for synthetic clusters, which may be large: it runs in arrays."""

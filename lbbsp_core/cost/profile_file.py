@@ -66,7 +66,7 @@ def read_points(path: Path) -> tuple[list[int], list[float], int | None]:
                 f"1e-12 and 1e12, got {shortened(point)}: {_REMEDY}"
             )
     cap = document.get("out_of_memory_at")  # `Profile` checks its type
-    if _is_number(cap, int) and cap >= _LARGEST_BATCH:
+    if cap is not None and _is_number(cap, int) and cap >= _LARGEST_BATCH:
         raise ValueError(
             f"{path}: out_of_memory_at must be below 2^53, got {shortened(cap)}: {_REMEDY}"
         )

@@ -217,8 +217,8 @@ class _EventLoop:
         self._running: dict[int, Iteration] = {}
         self._waiting: dict[int, Iteration] = {}  # pushed, not released
         self._departed: dict[int, Iteration] = {}  # kept pushes of workers that have left
-        self._pull_queue = links and links.queue()
-        self._push_queue = links and links.queue()
+        self._pull_queue = None if links is None else links.queue()
+        self._push_queue = None if links is None else links.queue()
 
     def run(self, changes: Iterable[Change]) -> Iterator[Iteration]:
         """Handles events until none is left, and yields iterations once they are complete."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from lbbsp_core.policy import Policy
 from lbbsp_core.predict import Predictor
-from lbbsp_core.registry import SYNCHRONISERS
 from lbbsp_core.sim import (
     AsyncRun,
-    Communication,
     FixedTime,
     Preemption,
     Scenario,
@@ -20,14 +19,15 @@ from lbbsp_core.sim import (
     SimulatedCluster,
     Timeline,
     Trace,
-    names_of,
     replay_trace,
     run_async,
     run_bsp,
     run_oracle,
 )
 from lbbsp_core.sim.backtest import DEFAULT
+from lbbsp_core.sim.communication import Communication
 from lbbsp_core.sim.runs import LOCKSTEP, Run, build_policy, chosen_runs, title_of
+from lbbsp_core.sim.traces import names_of
 from lbbsp_core.sync import Synchroniser
 
 Progress = Callable[[str, str, int], None]
@@ -69,7 +69,8 @@ class Experiment:
 class Row:
     """Figures of one run."""
 
-    trace: str | None
+    kind: str  # `trace` or `scenario`
+    name: str
     sync: str  # synchroniser by name, see `lbbsp_core.registry`
     policy: str
     predictor: str | None  # predictor by name; None where the policy uses none
@@ -79,12 +80,6 @@ class Row:
     # time of the oracle, which knows each step's speeds and waits in every step, / total_seconds.
     # Workers without common steps may be faster than the oracle
     efficiency: float
-    scenario: str | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the trace or scenario."""
-        return self.trace or self.scenario or ""
 
     @property
     def title(self) -> str:
@@ -163,7 +158,8 @@ def run_experiments(
         for run in runs:
             done = _play(experiment, run, progress)
             row = Row(
-                trace=experiment.name if experiment.kind == "trace" else None,
+                kind=experiment.kind,
+                name=experiment.name,
                 sync=run.sync,
                 policy=run.policy,
                 predictor=run.predictor_name,
@@ -171,39 +167,29 @@ def run_experiments(
                 total_seconds=done.total_seconds,
                 waiting_share=done.waiting_share,
                 efficiency=oracle_seconds / done.total_seconds,
-                scenario=experiment.name if experiment.kind == "scenario" else None,
             )
             yield Result(row, done)
 
 
 def _play(experiment: Experiment, run: Run, progress: Progress | None) -> Timeline | AsyncRun:
-    def advance(steps: int) -> None:
-        if progress is not None:
-            progress(experiment.name, run.title, steps)
-
-    cluster, preemption = experiment.cluster, experiment.preemption
+    advance = None if progress is None else partial(progress, experiment.name, run.title)
+    cluster, spot = experiment.cluster, experiment.preemption
     even = experiment.config.global_batch_size // cluster.workers
     policy = build_policy(run.given_policy, cluster, even)
-    if run.has_common_steps and preemption is None:
-        return run_bsp(cluster, experiment.together, policy, run.predictor, advance)
-    config = experiment.together if run.has_common_steps else experiment.alone
+    config = experiment.together if run.sync == LOCKSTEP else experiment.alone
+    if run.sync == LOCKSTEP and spot is None:
+        return run_bsp(cluster, config, policy, run.predictor, advance)
     if config.work is not None:
         raise ValueError(
             f"scenarios with [work] need common steps, and workers that stay, got sync {run.sync} "
-            f"and preemption {preemption}: leave [work] out, or use sync bsp without preemption"
+            f"and preemption {spot}: leave [work] out, or use sync bsp without preemption"
         )
-    sync = SYNCHRONISERS.resolve(run.given_sync)
     return run_async(
-        cluster, config, sync, policy, run.predictor, preemption=preemption, progress=advance
+        cluster, config, run.synchroniser, policy, run.predictor, preemption=spot, progress=advance
     )
 
 
 def figures(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:
     """Returns what ``lbbsp simulate --json`` writes; a row has a ``trace`` or a ``scenario``."""
-    kinds = ("trace", "scenario")
-    return {
-        "rows": [
-            {key: value for key, value in asdict(row).items() if key not in kinds or value}
-            for row in rows
-        ]
-    }
+    values = map(asdict, rows)
+    return {"rows": [{row.pop("kind"): row.pop("name"), **row} for row in values]}

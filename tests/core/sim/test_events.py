@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, SyncDecision, Synchroniser
-from lbbsp_core.sim import Change, Iteration, play, schedule
+from lbbsp_core.sim import Change, schedule
+from lbbsp_core.sim.events import Iteration, play
 
 
 def test_an_asynchronous_run_by_hand() -> None:

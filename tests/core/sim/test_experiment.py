@@ -99,7 +99,8 @@ def test_two_workers_by_hand(policy: str, walls: list[float]) -> None:
     )
     assert row.total_seconds == sum(walls)
     assert row.efficiency == 10 / sum(walls)
-    assert (row.trace, row.sync, row.policy, row.workers) == ("made.csv", "bsp", policy, 2)
+    assert (row.kind, row.name, row.workers) == ("trace", "made.csv", 2)
+    assert (row.sync, row.policy) == ("bsp", policy)
     assert row.predictor == ("last" if policy.startswith("lbbsp") else None)
 
 
@@ -312,7 +313,7 @@ def test_a_trace_of_one_worker_or_without_common_steps_names_the_cure() -> None:
 
 def test_the_shares_of_fixed_are_the_speeds_of_the_first_fifth() -> None:
     """10 steps: the first two. 1 + 1 sample in 1 + 1/3 s are 1.5 a second."""
-    shares = profiled_shares(cluster_of([1, 3, *[9] * 8], [2, 2, *[7] * 8])).shares
+    shares = profiled_shares(cluster_of([1, 3, *[9] * 8], [2, 2, *[7] * 8]))
     assert shares == pytest.approx((1.5, 2.0))
 
 
@@ -408,7 +409,7 @@ def test_wrong_policies_are_answered_with_what_to_write(policies: Any, problem: 
 
 def test_limits_and_costs_may_be_given_as_in_training() -> None:
     config = SimConfig(12, limits=7, cost="affine:0.1:0.2")
-    assert config.prior(1) == Affine(0.1, 0.2)
+    assert config.cost == Affine(0.1, 0.2)
     cluster = cluster_of(*SPEEDS)
     assert run_bsp(cluster, config, LoadBalanced(), LastValue()).sizes.max() == 7
 

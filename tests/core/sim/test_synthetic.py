@@ -13,25 +13,24 @@ from hypothesis import strategies as st
 from lbbsp_core import Affine, Profile, Proportional, Saturating, allocate
 from lbbsp_core.cost import AffineArray, slowest
 from lbbsp_core.sim import (
-    OMNILEARN,
     Change,
     Constant,
     Disturbance,
     FixedTime,
     Lognormal,
     Markov,
-    Noise,
     ParameterServer,
     Pareto,
     Preemption,
     RingAllReduce,
     ServerLinks,
     SimulatedCluster,
-    Slowdowns,
     SyntheticCluster,
     cores,
     synthetic_cluster,
 )
+from lbbsp_core.sim.slowdowns import Noise, Slowdowns
+from lbbsp_core.sim.synthetic import OMNILEARN
 
 NOISES = [Constant(), Lognormal(0.4, 0.5), Pareto(2.5), Markov(), Disturbance(steps_per_epoch=7)]
 MIXED = [
