@@ -8,6 +8,7 @@ from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from lbbsp_core.cost.fitting import Point
+from lbbsp_core.validate import require_integer
 
 MAX_REPEATS = 100
 
@@ -48,13 +49,10 @@ class BatchSweep:
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "repeats", "rounds"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+            require_integer(name, getattr(self, name), 1)
         for name in ("point_seconds", "longest_step"):
-            value = getattr(self, name)
-            if not value >= 0:
-                raise ValueError(f"{name} must be >= 0 seconds, got {value!r}")
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be >= 0 seconds, got {getattr(self, name)!r}")
 
     def run(self, step: Step, progress: Progress) -> SweepResult:
         """Measures 1, 2, 3, 4, 6, 8, 12, ... samples, and finds the exact memory limit.
@@ -67,10 +65,9 @@ class BatchSweep:
             The measurements, without points if a single sample does not fit.
         """
         found = self._grow(step, progress)
-        points = found.points
         for _ in range(1, self.rounds):
-            points = [self._measure_again(step, progress, point) for point in points]
-        return found._replace(points=points)
+            found.points[:] = [self._measure_again(step, progress, each) for each in found.points]
+        return found
 
     def _grow(self, step: Step, progress: Progress) -> SweepResult:
         points: list[Point] = []
