@@ -116,9 +116,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     while error is not None:
         if any(kind.__name__ in OUT_OF_MEMORY_TYPES for kind in type(error).__mro__):
             return True
-        if isinstance(error, (RuntimeError, OSError)) or "XlaRuntimeError" in type(error).__name__:
-            if OUT_OF_MEMORY.search(str(error)):
-                return True
+        speaks = isinstance(error, (RuntimeError, OSError)) or "XlaRuntime" in type(error).__name__
+        if speaks and OUT_OF_MEMORY.search(str(error)):
+            return True
         error = error.__cause__ or error.__context__
     return False
 
