@@ -41,7 +41,6 @@ from lbbsp_core.sim import (
 )
 from lbbsp_core.sim.backtest import DEFAULT
 from lbbsp_core.sim.experiment import (
-    STEPS_PER_EPOCH,
     Experiment,
     Row,
     experiment_of,
@@ -249,13 +248,9 @@ class _Clusters:
                 yield _Entrant(scenario.steps, partial(experiment_of, scenario, self.lag))
 
     def _replay(self, name: str, cluster: ReplayedCluster, seconds: float) -> _Entrant:
-        config = SimConfig(
-            self.given.get("global_batch_size", cluster.global_batch_size),
-            self.lag,
-            self.given.get("steps_per_epoch", STEPS_PER_EPOCH),
-            first_use_seconds=self.given.get("first_use_seconds", 0.0),
-        )
-        paid = self.given.get("communication", FixedTime(seconds))
+        options = {"global_batch_size": cluster.global_batch_size, **self.given}
+        paid = options.pop("communication", FixedTime(seconds))
+        config = SimConfig(lag=self.lag, **options)
         return _Entrant(cluster.steps, partial(Experiment, name, "trace", cluster, config, paid))
 
 

@@ -121,7 +121,13 @@ def replay_trace(trace: Trace, workers: int | None = None) -> ReplayedCluster:
             that all workers have in common.
     """
     if workers is not None:
-        trace = _first(trace, workers)
+        if workers > len(trace.series):
+            raise TraceError(
+                f"{trace.path}: {workers} workers are requested, but the trace has "
+                f"{len(trace.series)}: lower workers, record more, or simulate synthetic workers "
+                "with a scenario"
+            )
+        trace = replace(trace, series=trace.series[:workers])
     if len(trace.series) < 2:
         raise TraceError(
             f"{trace.path}: a single worker (number {trace.series[0].worker}) has no other "
@@ -147,13 +153,3 @@ def replay_trace(trace: Trace, workers: int | None = None) -> ReplayedCluster:
         round(statistics.median(sum(float(m.samples) for m in row) for row in rows)),
         (f"steps left out because not every worker has them: {left_out}",) if left_out else (),
     )
-
-
-def _first(trace: Trace, workers: int) -> Trace:
-    if workers > len(trace.series):
-        raise TraceError(
-            f"{trace.path}: {workers} workers are requested, but the trace has "
-            f"{len(trace.series)}: lower workers, record more, or simulate synthetic workers with "
-            "a scenario"
-        )
-    return replace(trace, series=trace.series[:workers])

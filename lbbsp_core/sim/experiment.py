@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from lbbsp_core.policy import Policy
-from lbbsp_core.predict import Predictor
 from lbbsp_core.sim import (
     AsyncRun,
     FixedTime,
@@ -18,23 +16,15 @@ from lbbsp_core.sim import (
     SimConfig,
     SimulatedCluster,
     Timeline,
-    Trace,
-    replay_trace,
     run_async,
     run_bsp,
     run_oracle,
 )
-from lbbsp_core.sim.backtest import DEFAULT
 from lbbsp_core.sim.communication import Communication
-from lbbsp_core.sim.runs import LOCKSTEP, Run, build_policy, chosen_runs, title_of
-from lbbsp_core.sim.traces import names_of
-from lbbsp_core.sync import Synchroniser
+from lbbsp_core.sim.runs import LOCKSTEP, Run, build_policy, title_of
 
 Progress = Callable[[str, str, int], None]
 """Called with a trace or scenario, the title of the run, and the number of new steps."""
-
-STEPS_PER_EPOCH: Final = 50
-"""Steps of an epoch of a trace, unless given."""
 
 
 @dataclass(frozen=True)
@@ -92,37 +82,6 @@ class Result(NamedTuple):
 
     row: Row
     run: Timeline | AsyncRun
-
-
-def simulate(
-    traces: Sequence[Trace],
-    *,
-    policies: Sequence[Policy | str] | None = None,
-    predictors: Sequence[Predictor | str] = (DEFAULT,),
-    syncs: Sequence[Synchroniser | str] = (LOCKSTEP,),
-    global_batch_size: int | None = None,
-    lag: int = 1,
-    steps_per_epoch: int = STEPS_PER_EPOCH,
-    communication_seconds: float = 0.0,
-    progress: Progress | None = None,
-) -> list[Row]:
-    """Replays traces under every policy, and every predictor where the policy uses one.
-
-    All steps count, including the first ones, in which no speed is known yet. The global batch
-    size is by default that of each recording; the other arguments are those of `chosen_runs`,
-    `SimConfig` and `run_experiments`.
-    """
-    if not traces:
-        raise ValueError("simulate needs at least one trace, got none: name a trace file")
-    experiments = []
-    for name, trace in zip(names_of(traces), traces, strict=True):
-        cluster = replay_trace(trace)
-        x = cluster.global_batch_size if global_batch_size is None else global_batch_size
-        config = SimConfig(x, lag, steps_per_epoch)
-        paid = FixedTime(communication_seconds)
-        experiments.append(Experiment(name, "trace", cluster, config, paid))
-    chosen = chosen_runs(policies, predictors, lag, syncs)
-    return [result.row for result in run_experiments(experiments, chosen, progress=progress)]
 
 
 def experiment_of(scenario: Scenario, lag: int = 1) -> Experiment:

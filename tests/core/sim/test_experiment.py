@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from tables import simulate
 from typer.testing import CliRunner
 
 from lbbsp_core import (
@@ -47,7 +48,7 @@ from lbbsp_core.sim import (
     run_bsp,
     run_oracle,
 )
-from lbbsp_core.sim.experiment import figures, simulate
+from lbbsp_core.sim.experiment import figures
 from lbbsp_core.sim.runs import build_policy, chosen_runs, profiled_shares
 from lbbsp_core.testing import exchange_in_process
 
@@ -324,8 +325,6 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         chosen_runs(["lbbsp"], ["ema0.4"])
     with pytest.raises(ValueError, match="no policy is named: choose from bsp"):
         chosen_runs([], ["last"])
-    with pytest.raises(ValueError, match="at least one trace"):
-        simulate([])
 
 
 def test_without_statsmodels_arima_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
