@@ -84,10 +84,7 @@ class BatchConstraints:
             ValueError: No plan satisfies limits and granularity.
         """
         sizes = allocate(
-            costs,
-            total=self.global_batch_size,
-            limits=self.limits,
-            granularity=self.granularity,
+            costs, total=self.global_batch_size, limits=self.limits, granularity=self.granularity
         )
         return tuple(sizes.tolist())
 

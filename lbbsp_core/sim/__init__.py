@@ -9,19 +9,8 @@ from lbbsp_core.sim.events import Change, Schedule, schedule
 from lbbsp_core.sim.from_run import cluster_from_run, trace_from_run
 from lbbsp_core.sim.links import ServerLinks
 from lbbsp_core.sim.scenario import PRESETS, Scenario, load_scenario
-from lbbsp_core.sim.slowdowns import (
-    Constant,
-    Disturbance,
-    Lognormal,
-    Markov,
-    Pareto,
-)
-from lbbsp_core.sim.synthetic import (
-    Preemption,
-    SyntheticCluster,
-    cores,
-    synthetic_cluster,
-)
+from lbbsp_core.sim.slowdowns import Constant, Disturbance, Lognormal, Markov, Pareto
+from lbbsp_core.sim.synthetic import Preemption, SyntheticCluster, cores, synthetic_cluster
 from lbbsp_core.sim.traces import Series, Trace, TraceError, read_trace, write_trace
 from lbbsp_core.sim.work import LognormalWork
 

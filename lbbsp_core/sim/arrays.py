@@ -50,11 +50,7 @@ class ArrayPlanner:
     """Plans of all workers, with what belongs to one worker in arrays."""
 
     def __init__(
-        self,
-        constraints: BatchConstraints,
-        config: SimConfig,
-        policy: Policy,
-        predictor: Predictor,
+        self, constraints: BatchConstraints, config: SimConfig, policy: Policy, predictor: Predictor
     ) -> None:
         workers = constraints.workers
         self._constraints, self._policy = constraints, policy

@@ -7,21 +7,15 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from lbbsp_core.sim import (
-    AsyncRun,
-    FixedTime,
-    Preemption,
-    Scenario,
-    ServerLinks,
-    SimConfig,
-    SimulatedCluster,
-    Timeline,
-    run_async,
-    run_bsp,
-    run_oracle,
-)
-from lbbsp_core.sim.communication import Communication
+from lbbsp_core.sim.asynchronous import AsyncRun, run_async
+from lbbsp_core.sim.cluster import SimulatedCluster
+from lbbsp_core.sim.communication import Communication, FixedTime
+from lbbsp_core.sim.config import SimConfig
+from lbbsp_core.sim.engine import Timeline, run_bsp, run_oracle
+from lbbsp_core.sim.links import ServerLinks
 from lbbsp_core.sim.runs import LOCKSTEP, Run, build_policy, title_of
+from lbbsp_core.sim.scenario import Scenario
+from lbbsp_core.sim.synthetic import Preemption
 
 Progress = Callable[[str, str, int], None]
 """Called with a trace or scenario, the title of the run, and the number of new steps."""
@@ -103,10 +97,7 @@ def experiment_of(scenario: Scenario, lag: int = 1) -> Experiment:
 
 
 def run_experiments(
-    experiments: Iterable[Experiment],
-    runs: Sequence[Run],
-    *,
-    progress: Progress | None = None,
+    experiments: Iterable[Experiment], runs: Sequence[Run], *, progress: Progress | None = None
 ) -> Iterator[Result]:
     """Runs every combination on every cluster, and yields the results in the order of clusters.
 
