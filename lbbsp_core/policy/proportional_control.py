@@ -144,7 +144,11 @@ class ProportionalControl(Policy[ProportionalControlState]):
         self, state: ProportionalControlState, constraints: BatchConstraints
     ) -> ProportionalControlState:
         speeds = tuple(x / mu for x, mu in zip(state.sizes, state.seconds, strict=True))
-        sizes, maxima = _plan(constraints, speeds, self._bounds(state, speeds))
+        costs, maxima = [Proportional(speed) for speed in speeds], self._bounds(state, speeds)
+        try:
+            sizes = _bounded(constraints, maxima).plan(costs)
+        except ValueError:  # X cannot be reached within the bounds
+            sizes, maxima = constraints.plan(costs), (None,) * len(maxima)
         change = max(abs(new - x) / x for new, x in zip(sizes, state.sizes, strict=True))
         if change <= self.dead_band:
             return state._replace(before=(0,) * len(sizes), maxima=maxima)
@@ -164,18 +168,10 @@ class ProportionalControl(Policy[ProportionalControlState]):
         )
 
 
-def _plan(
-    constraints: BatchConstraints, speeds: tuple[float, ...], maxima: tuple[int | None, ...]
-) -> tuple[Sizes, tuple[int | None, ...]]:
-    """Returns the plan within the learned bounds, and the bounds; drops them if no plan exists."""
-    costs = [Proportional(speed) for speed in speeds]
-    if any(maxima):
-        limits = tuple(
-            own if learned is None else replace(own, maximum=min(learned, own.maximum or learned))
-            for own, learned in zip(constraints.limits, maxima, strict=True)
-        )
-        try:
-            return replace(constraints, limits=limits).plan(costs), maxima
-        except ValueError:  # X cannot be reached within the bounds
-            maxima = (None,) * len(maxima)
-    return constraints.plan(costs), maxima
+def _bounded(constraints: BatchConstraints, maxima: tuple[int | None, ...]) -> BatchConstraints:
+    """Returns constraints within learned bounds."""
+    limits = tuple(
+        own if learned is None else replace(own, maximum=min(learned, own.maximum or learned))
+        for own, learned in zip(constraints.limits, maxima, strict=True)
+    )
+    return replace(constraints, limits=limits)

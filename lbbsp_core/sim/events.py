@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.sim.links import ServerLinks
+from lbbsp_core.sim.links import LinkQueue, ServerLinks
 from lbbsp_core.sync.base import SyncDecision, Synchroniser
 from lbbsp_core.validate import require_positive
 
@@ -217,8 +217,8 @@ class _EventLoop:
         self._running: dict[int, Iteration] = {}
         self._waiting: dict[int, Iteration] = {}  # pushed, not released
         self._departed: dict[int, Iteration] = {}  # kept pushes of workers that have left
-        self._pull_queue = None if links is None else links.queue()
-        self._push_queue = None if links is None else links.queue()
+        self._pull_queue = None if links is None else LinkQueue(links)
+        self._push_queue = None if links is None else LinkQueue(links)
 
     def run(self, changes: Iterable[Change]) -> Iterator[Iteration]:
         """Handles events until none is left, and yields iterations once they are complete."""

@@ -30,6 +30,7 @@ from lbbsp_core.sim import (
     synthetic_cluster,
 )
 from lbbsp_core.sim.experiment import experiment_of, run_experiments
+from lbbsp_core.sim.links import LinkQueue
 from lbbsp_core.sim.runs import chosen_runs
 
 SYNCS = (BSP(), SSP(2), ASP(), DSSP(1, 4), ElasticBSP(4))
@@ -96,7 +97,7 @@ def test_simultaneous_transfers_take_the_closed_form(
     workers: int, servers: int, latency: float
 ) -> None:
     """All push at once: the queue gives the closed form."""
-    queue = ParameterServer(3.0, 2.0, latency, servers).alone().queue()
+    queue = LinkQueue(ParameterServer(3.0, 2.0, latency, servers).alone())
     last = max(queue.transfer(0.0) for _ in range(workers))
     assert last == pytest.approx(max(1.0, workers / servers) * 3.0 / 2.0 + latency)
 
