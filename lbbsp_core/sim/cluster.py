@@ -43,19 +43,22 @@ class SimulatedCluster(Protocol):
 
     def costs(self, step: int) -> Sequence[Cost]:
         """Returns the true cost of every worker in one step."""
-        ...
+        return [self.cost(rank, step) for rank in range(self.workers)]
 
     def seconds(self, step: int, sizes: npt.NDArray[np.int64] | Floats) -> Floats:
         """Returns the busy seconds of every worker in one step, shape ``(workers,)``."""
-        ...
+        costs = self.costs(step)
+        if isinstance(costs, AffineArray):
+            return costs.seconds(sizes)
+        return np.array([cost(x) for cost, x in zip(costs, sizes.tolist(), strict=True)])
 
     def drivers(self, rank: int, step: int) -> tuple[float, ...]:
         """Returns the driving factors that worker `rank` knows before its iteration `step`."""
-        ...
+        return ()
 
 
 @dataclass(frozen=True)
-class ReplayedCluster:
+class ReplayedCluster(SimulatedCluster):
     """Cluster with recorded speeds: x samples in step k take ``x / v_k`` seconds.
 
     This assumes that busy seconds are proportional to samples, since a trace does not show which

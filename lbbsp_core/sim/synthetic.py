@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.cost import Affine, AffineArray, Cost, PiecewiseCost
+from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.events import Change
 from lbbsp_core.sim.slowdowns import Constant, Noise, Slowdowns
 from lbbsp_core.validate import require_fraction, require_nonnegative, require_positive
@@ -18,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class SyntheticCluster:
+class SyntheticCluster(SimulatedCluster):
     r"""Cluster whose workers have a cost curve each, slowed down from iteration to iteration.
 
     In step k, x samples take worker i ``slowness[k, i] * Gamma_i(x) + delay[k, i]`` seconds.
@@ -74,21 +75,10 @@ class SyntheticCluster:
     def costs(self, step: int) -> Sequence[Cost]:
         """Returns the curves of all workers in a step, in arrays if all curves are straight."""
         if (lines := self._lines) is None:
-            return [self.cost(rank, step) for rank in range(self.workers)]
+            return super().costs(step)
         slowness = self.slowdowns.slowness[step]
         overhead = slowness * lines.overhead_seconds + self._delay_seconds[step]
         return AffineArray(overhead, slowness * lines.seconds_per_sample)
-
-    def seconds(self, step: int, sizes: npt.NDArray[np.int64] | Floats) -> Floats:
-        """Returns the busy seconds of all workers, by the same arithmetic as `cost`."""
-        costs = self.costs(step)
-        if isinstance(costs, AffineArray):
-            return costs.seconds(sizes)
-        return np.array([cost(x) for cost, x in zip(costs, sizes.tolist(), strict=True)])
-
-    def drivers(self, rank: int, step: int) -> tuple[float, ...]:
-        """Returns no driving factors: synthetic workers have none."""
-        return ()
 
 
 def synthetic_cluster(

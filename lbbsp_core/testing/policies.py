@@ -20,9 +20,8 @@ _CLUSTERS = (
     BatchConstraints(64, (Limits(),) * 4),
     BatchConstraints(10, (Limits(1, 6), Limits(2), Limits(1))),
     BatchConstraints(100, (Limits(8, 64), Limits(8), Limits(16, 48)), granularity=8),
-    BatchConstraints(
-        96, (Limits(1, 48), Limits(1, 32), Limits(1, 16)), granularity=16
-    ),  # one plan only
+    # one plan only
+    BatchConstraints(96, (Limits(1, 48), Limits(1, 32), Limits(1, 16)), granularity=16),
     BatchConstraints(3, (Limits(),) * 3),
     BatchConstraints(7, (Limits(),)),
 )
