@@ -136,61 +136,11 @@ def schedule(
     """
     if iterations is None and callable(seconds) and on_update is None:
         raise ValueError("iterations must be given where seconds is a function: the run has no end")
-    rows = sorted(
-        play(
-            synchroniser,
-            seconds,
-            workers=workers,
-            iterations=iterations,
-            changes=changes,
-            on_update=on_update,
-            links=links,
-        )
-    )
+    loop = EventLoop(synchroniser, seconds, workers, iterations, on_update, links)
+    rows = sorted(loop.run(changes))
     columns = zip(*rows, strict=True) if rows else ((),) * len(Iteration._fields)
     kinds = [float if name in _TIMES else np.int64 for name in Iteration._fields]
     return Schedule(*(np.array(*column) for column in zip(columns, kinds, strict=True)))
-
-
-def play(
-    synchroniser: Synchroniser,
-    seconds: Seconds,
-    *,
-    workers: int | None = None,
-    iterations: int | None = None,
-    changes: Iterable[Change] = (),
-    on_update: OnUpdate | None = None,
-    links: ServerLinks | None = None,
-) -> Iterator[Iteration]:
-    """Runs `synchroniser` in virtual time.
-
-    An event costs O(log n) in addition to the synchroniser's own work. Events of the same time
-    are handled in the order of ranks. A worker that has done its `iterations` and is released
-    leaves, so that no worker waits for it.
-
-    Args:
-        synchroniser: Decides which workers wait for which.
-        seconds: As in `schedule`.
-        workers: As in `schedule`.
-        iterations: Iterations of each worker. None, where `seconds` is a function: without end,
-            for as long as the iterator is read.
-        changes: As in `schedule`.
-        on_update: As in `schedule`.
-        links: As in `schedule`.
-
-    Yields:
-        Each iteration, once its worker is released.
-
-    Raises:
-        ValueError: As in `schedule`.
-        RuntimeError: Workers wait, and no worker is left that could push.
-    """
-    look_up, rows, columns = _as_function(seconds)
-    workers = rows if workers is None else workers
-    if workers is None:
-        raise ValueError("workers must be given where seconds is a function")
-    limit = columns if iterations is None else iterations
-    return _EventLoop(synchroniser, look_up, workers, limit, on_update, links).run(changes)
 
 
 _TIMES = ("start", "push", "release")
@@ -198,20 +148,30 @@ _READY, _PUSH, _CHANGE = -1, 0, 1  # of events at the same time, the lower is ha
 
 
 @dataclass
-class _EventLoop:
-    """Events of one run in the order of time, and the state that they change."""
+class EventLoop:
+    """Runs a synchroniser in virtual time; the arguments are those of `schedule`.
 
-    _synchroniser: Synchroniser
-    _seconds: Callable[[int, int], float]
-    workers: InitVar[int]
-    _limit: float  # iterations of each worker
-    _on_update: OnUpdate | None
-    links: InitVar[ServerLinks | None]
-    _updates: int = 0
-    _ended: bool = False
+    An event costs O(log n) in addition to the synchroniser's own work. Events of the same time
+    are handled in the order of ranks. A worker that has done its `iterations` and is released
+    leaves, so that no worker waits for it. Iterations of None, where `seconds` is a function, are
+    without end.
+    """
 
-    def __post_init__(self, workers: int, links: ServerLinks | None) -> None:
-        self._state = self._synchroniser.init(workers, 0.0)
+    synchroniser: Synchroniser
+    seconds: Seconds
+    workers: int | None = None
+    iterations: int | None = None
+    on_update: OnUpdate | None = None
+    links: InitVar[ServerLinks | None] = None
+
+    def __post_init__(self, links: ServerLinks | None) -> None:
+        self._look_up, rows, columns = _as_function(self.seconds)
+        workers = rows if self.workers is None else self.workers
+        if workers is None:
+            raise ValueError("workers must be given where seconds is a function")
+        self._limit = columns if self.iterations is None else self.iterations
+        self._updates, self._ended = 0, False
+        self._state = self.synchroniser.init(workers, 0.0)
         self._heap: list[tuple[float, int, int, Iteration | Change]] = []
         self._pushes = [0] * workers  # iterations pushed, by worker
         self._running: dict[int, Iteration] = {}
@@ -220,8 +180,11 @@ class _EventLoop:
         self._pull_queue = None if links is None else LinkQueue(links)
         self._push_queue = None if links is None else LinkQueue(links)
 
-    def run(self, changes: Iterable[Change]) -> Iterator[Iteration]:
-        """Handles events until none is left, and yields iterations once they are complete."""
+    def run(self, changes: Iterable[Change] = ()) -> Iterator[Iteration]:
+        """Handles events until none is left, and yields iterations once their worker is released.
+
+        Raises RuntimeError if workers wait, and no worker is left that could push.
+        """
         upcoming = enumerate(
             changes if isinstance(changes, Iterator) else sorted(changes, key=attrgetter("time"))
         )
@@ -242,7 +205,7 @@ class _EventLoop:
         if self._waiting:
             raise RuntimeError(
                 f"workers {', '.join(map(str, sorted(self._waiting)))} wait indefinitely: "
-                f"{self._synchroniser!r} released no worker that could push"
+                f"{self.synchroniser!r} released no worker that could push"
             )
         yield from self._departed.values()
 
@@ -257,13 +220,13 @@ class _EventLoop:
         staleness = self._updates - iteration.version
         self._waiting[worker] = iteration._replace(push=now, staleness=staleness)
         self._pushes[worker] += 1
-        self._state, decision = self._synchroniser.push(self._state, worker, now)
+        self._state, decision = self.synchroniser.push(self._state, worker, now)
         yield from self._apply(decision, now)
 
     def _change(self, change: Change, now: float) -> Iterator[Iteration]:
         worker = change.worker
         if change.joins:
-            self._state, decision = self._synchroniser.join(self._state, worker, now)
+            self._state, decision = self.synchroniser.join(self._state, worker, now)
             self._pushes += [0] * (worker == len(self._pushes))
             if worker in self._departed:
                 yield self._departed.pop(worker)
@@ -275,7 +238,7 @@ class _EventLoop:
         self._running.pop(worker, None)
         if worker in self._waiting:
             self._departed[worker] = self._waiting.pop(worker)
-        self._state, decision = self._synchroniser.finish(self._state, worker, now)
+        self._state, decision = self.synchroniser.finish(self._state, worker, now)
         return decision
 
     def _apply(self, decision: SyncDecision, now: float) -> Iterator[Iteration]:
@@ -290,7 +253,7 @@ class _EventLoop:
                 kept = self._waiting if worker in self._waiting else self._departed
                 kept[worker] = kept[worker]._replace(update=self._updates)
             self._updates += bool(aggregate)
-            told = self._on_update
+            told = self.on_update
             if told is not None and any([told(worker, now) for worker in aggregate]):
                 self._ended = True
                 waiting, self._waiting = self._waiting, {}
@@ -307,7 +270,7 @@ class _EventLoop:
     def _start(self, worker: int, now: float) -> None:
         number = self._pushes[worker]
         busy_seconds = require_positive(
-            f"seconds of worker {worker} in iteration {number}", self._seconds(worker, number)
+            f"seconds of worker {worker} in iteration {number}", self._look_up(worker, number)
         )
         iteration = Iteration(worker, number, now, math.inf, math.inf, self._updates, 0, -1)
         self._running[worker] = iteration

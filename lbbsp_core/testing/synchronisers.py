@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
-from lbbsp_core.sim.events import Change, play, schedule
+from lbbsp_core.sim.events import Change, EventLoop, schedule
 from lbbsp_core.sync import SyncDecision, Synchroniser
 from lbbsp_core.testing._contract import check_flags, check_value, copied, pickled, unchanged
 
@@ -50,8 +50,8 @@ def check_synchroniser(
         source, workers = random.Random(seed), (1, 2, 3, 7)[seed % 4]
         monitor = _Monitor(synchroniser, max_lead)
         changes = _changes(source, workers) if seed >= 2 else ()
-        played = play(monitor, _noisy_seconds(source), workers=workers, changes=changes)
-        deque(islice(played, pushes), maxlen=0)
+        loop = EventLoop(monitor, _noisy_seconds(source), workers)
+        deque(islice(loop.run(changes), pushes), maxlen=0)
         monitor.check_replay()
         kept += monitor.kept_pushes
         _check_all_enter(synchroniser, _noisy_seconds(source), workers)
