@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -134,7 +135,7 @@ class Scenario:
     def curves(self) -> list[Cost]:
         """Returns the undisturbed cost curves by rank."""
         if self.profiles:
-            return _repeat(self._profiles(), self.size)
+            return _repeat(self._loaded, self.size)
         counts, speed = self.cores or self.speeds or (1.0,), self.samples_per_second
         return _repeat(cores(counts, speed, self.overhead_seconds, self.serial_share), self.size)
 
@@ -142,7 +143,7 @@ class Scenario:
         """Returns the limits that the memory of profiled GPUs sets; None without profiles."""
         if not self.profiles:
             return None
-        return _repeat([profile.limits() for profile in self._profiles()], self.size)
+        return _repeat([profile.limits() for profile in self._loaded], self.size)
 
     def cluster(self) -> SyntheticCluster:
         """Draws the cluster."""
@@ -160,7 +161,8 @@ class Scenario:
         cuts = {"count": replace(self.work, known=False), "work": replace(self.work, known=True)}
         return [replace(self, name=f"{self.name} by {cut}", work=cuts[cut]) for cut in cuts]
 
-    def _profiles(self) -> list[Profile]:
+    @cached_property
+    def _loaded(self) -> list[Profile]:
         try:
             return [Profile.load(path) for path in self.profiles]
         except OSError as error:
