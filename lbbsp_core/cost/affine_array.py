@@ -46,8 +46,7 @@ class AffineArray(Sequence[Affine]):
 
     def seconds(self, sizes: npt.ArrayLike) -> Floats:
         """Returns the busy seconds of each worker for batches `sizes`, shape ``(workers,)``."""
-        seconds: Floats = self.overhead_seconds + self.seconds_per_sample * np.asarray(sizes)
-        return seconds
+        return np.asarray(self.overhead_seconds + self.seconds_per_sample * np.asarray(sizes))
 
 
 def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:
