@@ -7,11 +7,13 @@ from statistics import median
 from typing import NamedTuple
 
 from reproduction_tables import Table
-from reproduction_virtual import ELASTIC_SYNCS, NOISE, rows
+from reproduction_virtual import ELASTIC_SYNCS, FAST, NOISE, results
+from time_to_accuracy import Mlp, Task, digits, learn
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, Synchroniser
-from lbbsp_core.sim import Mlp, Task, digits, learn, read_scenario, run_async
-from lbbsp_core.sim.experiment import LearningTarget, Row, experiment_of
+from lbbsp_core.sim import run_async
+from lbbsp_core.sim.experiment import Row, experiment_of
+from lbbsp_core.sim.scenario import read_scenario
 from lbbsp_core.sync.dssp import DSSPState
 
 SEEDS = 9  # of slowdowns, initial weights and order of samples
@@ -39,19 +41,25 @@ def medians(
     table: dict[str, object], runs: Sequence[tuple[Sequence[str], Sequence[str]]]
 ) -> Iterator[Medians]:
     """Yields the medians of each run, given as synchronisers and policies."""
-    by_seed: list[list[Row]] = []
+    by_seed: list[list[tuple[Row, float]]] = []
     for seed in range(SEEDS):
-        goal = LearningTarget(task(seed), TARGET)
         seeded = {"steps": 300, "seed": seed, **table}
-        found = [rows(seeded, policies, syncs=syncs, goal=goal) for syncs, policies in runs]
-        by_seed.append([row for part in found for row in part])
-    for same in zip(*by_seed, strict=True):
-        pairs = zip(by_seed, same, strict=True)
-        gain = median(own[0].total_seconds / row.total_seconds for own, row in pairs)
-        reached = median(row.time_to_accuracy_seconds or float("inf") for row in same)
-        total = median(row.total_seconds for row in same)
+        x = read_scenario(seeded, "paper").total
+        by_seed.append(
+            [
+                (row, learn(task(seed), run, x).time_to(TARGET) or float("inf"))
+                for syncs, policies in runs
+                for row, run in results(seeded, policies, [FAST], syncs)
+            ]
+        )
+    plain = [own[0][0].total_seconds for own in by_seed]
+    for pairs in zip(*by_seed, strict=True):
+        same = [row for row, _ in pairs]
+        totals = [row.total_seconds for row in same]
+        gain = median(first / total for first, total in zip(plain, totals, strict=True))
         efficiency = median(row.efficiency for row in same)
-        yield Medians(same[0].sync, same[0].policy, total, gain, efficiency, reached)
+        reached = median(seconds for _, seconds in pairs)
+        yield Medians(same[0].sync, same[0].policy, median(totals), gain, efficiency, reached)
 
 
 def elastic() -> Iterator[Table]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from reproduction_tables import Table
 
-from lbbsp_core.sim import read_scenario
-from lbbsp_core.sim.experiment import LearningTarget, Row, experiment_of, run_experiments
+from lbbsp_core.sim.experiment import Result, Row, experiment_of, run_experiments
 from lbbsp_core.sim.runs import chosen_runs
+from lbbsp_core.sim.scenario import read_scenario
 
 FAST, DEFAULT = "ema0.5", "mixture"  # predictors
 NOISE = {"kind": "lognormal", "sigma": 0.1}
@@ -22,12 +22,20 @@ def rows(
     *,
     predictors: Sequence[str] = (FAST,),
     syncs: Sequence[str] = ("bsp",),
-    goal: LearningTarget | None = None,
 ) -> list[Row]:
     """Simulates 1,000 steps of a scenario, given as a TOML table, under the named policies."""
-    experiment = experiment_of(read_scenario({"steps": 1000, **table}, "paper"))
-    runs = chosen_runs(policies, predictors, syncs=syncs)
-    return [result.row for result in run_experiments([experiment], runs, goal=goal)]
+    return [row for row, _ in results({"steps": 1000, **table}, policies, predictors, syncs)]
+
+
+def results(
+    table: dict[str, object],
+    policies: Sequence[str],
+    predictors: Sequence[str],
+    syncs: Sequence[str],
+) -> Iterator[Result]:
+    """Simulates a scenario, given as a TOML table."""
+    experiment = experiment_of(read_scenario(table, "paper"))
+    return run_experiments([experiment], chosen_runs(policies, predictors, syncs=syncs))
 
 
 def gains(found: Sequence[Row]) -> tuple[str, ...]:

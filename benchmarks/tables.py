@@ -28,9 +28,11 @@ from typing import NamedTuple
 
 from lbbsp_core import Narx
 from lbbsp_core.registry import PREDICTORS
-from lbbsp_core.sim import Trace, read_trace
+from lbbsp_core.sim import FixedTime, SimConfig, Trace, read_trace, replay_trace
 from lbbsp_core.sim.backtest import Score, contenders, evaluate
-from lbbsp_core.sim.experiment import simulate
+from lbbsp_core.sim.experiment import Experiment, Progress, Row, run_experiments
+from lbbsp_core.sim.runs import chosen_runs
+from lbbsp_core.sim.traces import names_of
 
 ROOT = Path(__file__).parents[1]
 FILES = {
@@ -222,6 +224,28 @@ def drivers_rmse(row: str, name: str) -> float:
     )
     reduced = replace(trace, drivers=names, series=series)
     return evaluate([reduced], predictors={row: Narx()}).scores[trace.path.name][row].rmse
+
+
+def simulate(
+    traces: Sequence[Trace],
+    *,
+    policies: Sequence[object] | None = None,
+    predictors: Sequence[object] = ("mixture",),
+    syncs: Sequence[object] = ("bsp",),
+    global_batch_size: int | None = None,
+    communication_seconds: float = 0.0,
+    progress: Progress | None = None,
+    **options: int,
+) -> list[Row]:
+    """Replays traces under every policy and predictor, by default with their own batch sizes."""
+    experiments = []
+    for name, trace in zip(names_of(traces), traces, strict=True):
+        cluster = replay_trace(trace)
+        config = SimConfig(global_batch_size or cluster.global_batch_size, **options)
+        paid = FixedTime(communication_seconds)
+        experiments.append(Experiment(name, "trace", cluster, config, paid))
+    runs = chosen_runs(policies, predictors, config.lag, syncs)
+    return [row for row, _ in run_experiments(experiments, runs, progress=progress)]
 
 
 def efficiency(policy: str, predictor: str, name: str) -> float:

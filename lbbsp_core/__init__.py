@@ -14,7 +14,7 @@ _NAMES: Final = {
     "measure": "BusyTimer OutlierFilter",
     "types": "Limits Measurement",
     "resources": "ResourceSampler",
-    "predict": "Arima Clipped Ema Fallback Filtered LastValue Mixture Narx Predictor Recurrent",
+    "predict": "Arima Ema LastValue Mixture Narx Predictor Recurrent",
     "cost": "Affine Cost Profile Proportional Saturating",
     "cost.online": "CostShape CostShapeState",
     "allocation": "allocate",

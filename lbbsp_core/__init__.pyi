@@ -20,10 +20,7 @@ from lbbsp_core.policy import Observation as Observation
 from lbbsp_core.policy import Policy as Policy
 from lbbsp_core.policy import ProportionalControl as ProportionalControl
 from lbbsp_core.predict import Arima as Arima
-from lbbsp_core.predict import Clipped as Clipped
 from lbbsp_core.predict import Ema as Ema
-from lbbsp_core.predict import Fallback as Fallback
-from lbbsp_core.predict import Filtered as Filtered
 from lbbsp_core.predict import LastValue as LastValue
 from lbbsp_core.predict import Mixture as Mixture
 from lbbsp_core.predict import Narx as Narx

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lbbsp_core import Profile
 from lbbsp_core.cli.options import write_figures
+from lbbsp_core.cost.profile_file import write_document
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, write_checkpoint
 from lbbsp_core.runtime.record.record import run_header
 from lbbsp_core.runtime.record.writer import RunRecord
@@ -78,7 +78,7 @@ def record(folder):
     [
         record,
         lambda folder: write_checkpoint(folder, Checkpoint(1, arrays={"x": np.zeros(3)})),
-        lambda folder: Profile([1, 2], [0.1, 0.2]).save(folder / "profile.json"),
+        lambda folder: write_document(folder / "profile.json", {}),
         lambda folder: write_figures(folder / "figures.json", {}),
     ],
 )

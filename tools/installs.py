@@ -77,7 +77,7 @@ EXTRAS = {
     "report": Extra(("jinja2", "plotly"), ("tests/core/report",), "plotly"),
     "arima": Extra(("statsmodels", "pandas"), ("tests/core/predict",), "statsmodels"),
     "gpu": Extra(("nvidia-ml-py",), ("tests/core/resources",), "pynvml"),
-    "demo": Extra(("scikit-learn",), ("tests/core/sim/test_learning.py",), "sklearn"),
+    "demo": Extra(("scikit-learn",), ("tests/core/sim/test_time_to_accuracy.py",), "sklearn"),
     "dev": Extra(("pytest", "hypothesis"), CORE, "pytest"),
     "docs": Extra(
         ("mkdocs", "mkdocs-material", "mkdocstrings"),

@@ -20,31 +20,25 @@ from lbbsp_core.cli.predictors import ALL, Predictors, parse_predictors
 from lbbsp_core.cli.progress import countdown
 from lbbsp_core.registry import POLICIES
 from lbbsp_core.sim import (
-    MODELS,
     PRESETS,
     FixedTime,
     ReplayedCluster,
     SimConfig,
-    Task,
     cluster_from_run,
-    digits,
     load_scenario,
-    names_of,
     read_trace,
     replay_trace,
 )
 from lbbsp_core.sim.backtest import DEFAULT
 from lbbsp_core.sim.experiment import (
-    STEPS_PER_EPOCH,
     Experiment,
-    LearningTarget,
     Row,
     experiment_of,
     figures,
     run_experiments,
 )
 from lbbsp_core.sim.runs import chosen_runs
-from lbbsp_core.validate import require_known
+from lbbsp_core.sim.traces import names_of
 
 _QUICK = "ema0.5"
 """Default for synthetic clusters, which may be large: it runs in arrays."""
@@ -103,13 +97,6 @@ def simulate(
         metavar="SECONDS",
         help="Further time of a step with a batch size that is new to its worker, as on GPUs.",
     ),
-    target_accuracy: float | None = typer.Option(
-        None,
-        metavar="A",
-        help="Also train on digits, and show the time to this accuracy, in (0, 1].",
-    ),
-    model: str = typer.Option("softmax", help="Model to learn with: softmax or mlp."),
-    learning_rate: float = typer.Option(0.5, help="Learning rate of an update from X samples."),
     json_file: options.JsonFile = None,
     plot: Path | None = typer.Option(
         None, metavar="FILE", help="Draw the efficiencies to this HTML file."
@@ -117,7 +104,7 @@ def simulate(
     plots: Path | None = typer.Option(
         None,
         metavar="DIR",
-        help="Draw timelines, update times, accuracy and scaling to DIR/simulation.html.",
+        help="Draw timelines, update times and scaling to DIR/simulation.html.",
     ),
 ) -> None:
     """Compare policies, predictors and synchronisers in virtual time.
@@ -161,16 +148,15 @@ def simulate(
     names = None if policies == ALL else split_names(policies)
     default = _QUICK if scenario else DEFAULT
     runs = chosen_runs(names, parse_predictors(predictors or default), lag, split_names(sync))
-    goal = _goal(target_accuracy, model, learning_rate)
     with countdown(err, len(runs) * sum(one.steps for one in entrants)) as advance:
         experiments = (one.experiment() for one in entrants)
         results = [
-            result if plots is not None else result._replace(run=None, curve=None)  # type: ignore[arg-type]
-            for result in run_experiments(experiments, runs, goal=goal, progress=advance)
+            result if plots is not None else result._replace(run=None)  # type: ignore[arg-type]
+            for result in run_experiments(experiments, runs, progress=advance)
         ]
     rows = [result.row for result in results]
     for _, own in groupby(rows, key=lambda row: (row.name, row.workers)):
-        out.print(_table(list(own), target_accuracy))
+        out.print(_table(list(own)))
     options.write_figures(json_file, figures(rows))
     if plot is not None:
         from lbbsp_core.report.simulations import draw_efficiencies
@@ -246,38 +232,24 @@ class _Clusters:
                 yield _Entrant(scenario.steps, partial(experiment_of, scenario, self.lag))
 
     def _replay(self, name: str, cluster: ReplayedCluster, seconds: float) -> _Entrant:
-        config = SimConfig(
-            self.given.get("global_batch_size", cluster.global_batch_size),
-            self.lag,
-            self.given.get("steps_per_epoch", STEPS_PER_EPOCH),
-            first_use_seconds=self.given.get("first_use_seconds", 0.0),
-        )
-        paid = self.given.get("communication", FixedTime(seconds))
+        options = {"global_batch_size": cluster.global_batch_size, **self.given}
+        paid = options.pop("communication", FixedTime(seconds))
+        config = SimConfig(lag=self.lag, **options)
         return _Entrant(cluster.steps, partial(Experiment, name, "trace", cluster, config, paid))
 
 
-def _goal(accuracy: float | None, model: str, learning_rate: float) -> LearningTarget | None:
-    if accuracy is None:
-        return None
-    build = MODELS[require_known("model", model, MODELS)]
-    return LearningTarget(Task(digits(), build(), learning_rate), accuracy)
-
-
-def _table(rows: list[Row], target: float | None) -> Table:
+def _table(rows: list[Row]) -> Table:
     syncs = {row.sync for row in rows}
     names = ["sync", "policy", "predictor"] if syncs != {"bsp"} else ["policy", "predictor"]
     bsp = "" if "sync" in names else ", BSP"
     table = Table(title=escape(f"{rows[0].name}: {rows[0].workers} workers{bsp}"))
     for column in names:
         table.add_column(column, no_wrap=True)
-    numbers = ["total", "waiting", "efficiency"]
-    for column in numbers if target is None else [*numbers, f"{target:.4g} accurate"]:
+    for column in ("total", "waiting", "efficiency"):
         table.add_column(column, justify="right")
     best = max(row.efficiency for row in rows)
     for row in rows:
         efficiency = f"[bold]{best:.4f}[/]" if row.efficiency == best else f"{row.efficiency:.4f}"
         cells = [f"{row.total_seconds:.2f} s", f"{row.waiting_share:.1%}", efficiency]
-        at = row.time_to_accuracy_seconds
-        accurate = [] if target is None else ["never" if at is None else f"{at:.2f} s"]
-        table.add_row(*(getattr(row, name) or "" for name in names), *cells, *accurate)
+        table.add_row(*(getattr(row, name) or "" for name in names), *cells)
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,20 +41,12 @@ class AffineArray(Sequence[Affine]):
     def __len__(self) -> int:
         return len(self.seconds_per_sample)
 
-    @overload
-    def __getitem__(self, rank: int) -> Affine: ...
-    @overload
-    def __getitem__(self, rank: slice) -> AffineArray: ...
-    def __getitem__(self, rank: int | slice) -> Affine | AffineArray:
-        overhead, slope = self.overhead_seconds[rank], self.seconds_per_sample[rank]
-        if isinstance(rank, slice):
-            return AffineArray(np.asarray(overhead), np.asarray(slope))
-        return Affine(float(overhead), float(slope))
+    def __getitem__(self, rank: Any) -> Any:  # an integer
+        return Affine(float(self.overhead_seconds[rank]), float(self.seconds_per_sample[rank]))
 
     def seconds(self, sizes: npt.ArrayLike) -> Floats:
         """Returns the busy seconds of each worker for batches `sizes`, shape ``(workers,)``."""
-        seconds: Floats = self.overhead_seconds + self.seconds_per_sample * np.asarray(sizes)
-        return seconds
+        return np.asarray(self.overhead_seconds + self.seconds_per_sample * np.asarray(sizes))
 
 
 def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:

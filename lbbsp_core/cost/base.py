@@ -66,7 +66,13 @@ class Curve(ABC):
         return self._seconds(x)
 
     def _seconds(self, x: Any) -> Any:
-        return evaluate_segments(self.segments(), x)
+        segments = self.segments()
+        if isinstance(x, np.ndarray):
+            start, seconds, slope = np.array(segments).T
+            index = np.searchsorted(start[1:], x, side="right")
+            return seconds[index] + slope[index] * (x - start[index])
+        start, seconds, slope = segments[bisect_right(segments, x, lo=1, key=itemgetter(0)) - 1]
+        return seconds + slope * (x - start)
 
     @abstractmethod
     def segments(self) -> tuple[Segment, ...]:
@@ -75,13 +81,3 @@ class Curve(ABC):
     def packed_segments(self) -> bytes:
         """Returns the segments in the form that `allocate` reads."""
         return pack_segments(self.segments())
-
-
-def evaluate_segments(segments: tuple[Segment, ...], x: Any) -> Any:
-    """Returns the seconds of a batch of `x` samples (a number or an array)."""
-    if isinstance(x, np.ndarray):
-        start, seconds, slope = np.array(segments).T
-        index = np.searchsorted(start[1:], x, side="right")
-        return seconds[index] + slope[index] * (x - start[index])
-    start, seconds, slope = segments[bisect_right(segments, x, lo=1, key=itemgetter(0)) - 1]
-    return seconds + slope * (x - start)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -54,10 +54,9 @@ class Fit:
     @property
     def parameters(self) -> dict[str, float | list[int] | list[float]]:
         """Arguments of `cost` by name."""
-        cost = self.cost
+        cost: Any = self.cost
         if isinstance(cost, Profile):
             return {"batches": list(cost.batches), "seconds": list(cost.seconds)}
-        assert isinstance(cost, Proportional | Affine | Saturating)
         return {entry.name: getattr(cost, entry.name) for entry in fields(cost) if entry.init}
 
     def __str__(self) -> str:
@@ -121,12 +120,8 @@ def repair(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
             blocks[-2:] = [blocks[-2] + blocks[-1]]
     notes = [_note(block) for block in blocks if len(block) > 1]
     kept = [*blocks[:-1], blocks[-1][-1:]] if len(blocks) > 1 else blocks
-    levels = [_mean(block) for block in blocks]
-    return [
-        Point(point.batch, level, point.repeats)
-        for block, level in zip(kept, levels, strict=True)
-        for point in block
-    ], notes
+    pairs = zip(map(_mean, blocks), kept, strict=True)
+    return [Point(each.batch, mean, each.repeats) for mean, own in pairs for each in own], notes
 
 
 def _mean(block: Sequence[Point]) -> float:

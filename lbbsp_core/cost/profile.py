@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from lbbsp_core.cost.base import Curve, Segment
-from lbbsp_core.cost.profile_file import make_document, read_points, write_document
+from lbbsp_core.cost.profile_file import read_points
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_positive
 
@@ -54,7 +54,12 @@ class Profile(Curve):
     def __post_init__(self) -> None:
         batches, seconds = _as_numbers(self.batches, self.seconds)
         _check_points(batches, seconds)
-        _check_cap(self.out_of_memory_at, batches[-1])
+        cap, largest = self.out_of_memory_at, batches[-1]
+        if cap is not None and (type(cap) is not int or cap <= largest):
+            raise ValueError(
+                "Profile.out_of_memory_at must be None or an integer above the largest measured "
+                f"batch {largest}, got {cap!r}: remove the batches that do not fit in memory"
+            )
         object.__setattr__(self, "batches", batches)
         object.__setattr__(self, "seconds", seconds)
         object.__setattr__(self, "_segments", _segments(batches, seconds))
@@ -83,7 +88,7 @@ class Profile(Curve):
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Reads a profile written by `save` or by ``lbbsp profile``.
+        """Reads a profile written by ``lbbsp profile``.
 
         Raises:
             ValueError: The file is incomplete, has another schema, or its points are invalid;
@@ -95,21 +100,6 @@ class Profile(Curve):
             return cls(batches, seconds, out_of_memory_at)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-
-    def save(self, path: str | Path, *, device: str = "") -> None:
-        """Writes the points to a file that `load` reads, atomically.
-
-        Args:
-            path: File to write; an existing one is replaced.
-            device: Description of the measured device, for the reader.
-        """
-        points = zip(self.batches, self.seconds, strict=True)
-        document = make_document(
-            device=device,
-            points=[{"batch": b, "seconds": t, "repeats": 1} for b, t in points],
-            out_of_memory_at=self.out_of_memory_at,
-        )
-        write_document(Path(path), document)
 
 
 def _as_numbers(
@@ -153,14 +143,6 @@ def _check_points(batches: tuple[int, ...], seconds: tuple[float, ...]) -> None:
                 f"Profile.seconds must be nondecreasing, got {next_t!r} at {next_b} samples "
                 f"after {t!r} at {b}: {_REMEDY}"
             )
-
-
-def _check_cap(cap: int | None, largest: int) -> None:
-    if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int) or cap <= largest):
-        raise ValueError(
-            "Profile.out_of_memory_at must be None or an integer above the largest measured "
-            f"batch {largest}, got {cap!r}: remove the batches that do not fit in memory"
-        )
 
 
 def _segments(batches: tuple[int, ...], seconds: tuple[float, ...]) -> tuple[Segment, ...]:

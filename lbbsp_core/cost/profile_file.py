@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 from lbbsp_core.types import is_plausible
 from lbbsp_core.validate import parse_json, shortened
@@ -18,33 +17,6 @@ _LARGEST_BATCH = 2**53
 """Larger integers are not exact as floats."""
 
 _REMEDY = "create it again with lbbsp profile"
-
-
-def make_document(
-    *,
-    device: str,
-    points: Sequence[Mapping[str, float]],
-    out_of_memory_at: int | None,
-    fits: Mapping[str, object] | None = None,
-    best: str | None = None,
-) -> dict[str, object]:
-    """Returns the content of a profile's file.
-
-    Args:
-        device: Description of the measured device.
-        points: ``{"batch", "seconds", "repeats"}`` of each point, by ascending batch.
-        out_of_memory_at: Smallest batch, in samples, known to exceed the memory, or None.
-        fits: ``{"parameters", "cv_error"}`` by the name of the form.
-        best: Name of the form that fits best, or None.
-    """
-    return {
-        "schema": SCHEMA,
-        "device": device,
-        "points": [dict(point) for point in points],
-        "out_of_memory_at": out_of_memory_at,
-        "fits": dict(fits or {}),
-        "best": best,
-    }
 
 
 def write_document(path: Path, document: Mapping[str, object]) -> None:
@@ -60,8 +32,8 @@ def write_document(path: Path, document: Mapping[str, object]) -> None:
         raise
 
 
-def read_document(path: Path) -> dict[str, object]:
-    """Reads the content of a profile's file and checks its schema."""
+def read_points(path: Path) -> tuple[list[int], list[float], int | None]:
+    """Reads batches in samples, their seconds, and `out_of_memory_at` from a profile's file."""
     try:
         document = parse_json(path.read_bytes(), f"{path}: the file")
     except ValueError as error:
@@ -73,12 +45,6 @@ def read_document(path: Path) -> dict[str, object]:
             f"{path}: schema must be {SCHEMA}, got {shortened(document['schema'])}: {_REMEDY}, or "
             "read it with the version of lbbsp that wrote it"
         )
-    return document
-
-
-def read_points(path: Path) -> tuple[list[int], list[float], int | None]:
-    """Reads batches in samples, their seconds, and `out_of_memory_at` from a profile's file."""
-    document = read_document(path)
     points = document.get("points")
     if not isinstance(points, list) or not points:
         raise ValueError(
@@ -99,7 +65,7 @@ def read_points(path: Path) -> tuple[list[int], list[float], int | None]:
                 f"{path}: points[{number}] must have a batch >= 1 below 2^53, and seconds between "
                 f"1e-12 and 1e12, got {shortened(point)}: {_REMEDY}"
             )
-    cap = cast("int | None", document.get("out_of_memory_at"))  # `Profile` checks it
+    cap = document.get("out_of_memory_at")  # `Profile` checks its type
     if cap is not None and _is_number(cap, int) and cap >= _LARGEST_BATCH:
         raise ValueError(
             f"{path}: out_of_memory_at must be below 2^53, got {shortened(cap)}: {_REMEDY}"

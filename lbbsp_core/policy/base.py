@@ -14,9 +14,13 @@ from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_integer
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar
+    from typing_extensions import TypeVar  # plain `Policy` stands for one with any state (PEP 696)
+
+    S = TypeVar("S", bound="PolicyState", default=Any)
 else:
     from typing import TypeVar
+
+    S = TypeVar("S")
 
 N = TypeVar("N", int, float)
 Sizes = tuple[int, ...]
@@ -80,10 +84,7 @@ class BatchConstraints:
             ValueError: No plan satisfies limits and granularity.
         """
         sizes = allocate(
-            costs,
-            total=self.global_batch_size,
-            limits=self.limits,
-            granularity=self.granularity,
+            costs, total=self.global_batch_size, limits=self.limits, granularity=self.granularity
         )
         return tuple(sizes.tolist())
 
@@ -141,13 +142,6 @@ class PolicyState(Protocol):
     def sizes(self) -> Sizes:
         """Plan in force."""
         ...
-
-
-if TYPE_CHECKING:
-    # Where the state does not matter, plain `Policy` stands for a policy with any state.
-    S = TypeVar("S", bound=PolicyState, default=Any)
-else:
-    S = TypeVar("S")
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -158,16 +159,14 @@ def plan_of_used_sizes(
         nearest = sorted((abs(size - x), size) for size in usable)[:_NEAREST]
         choices.append(sorted((float(cost(size)), size) for _, size in nearest))
     ends = sorted({seconds for own in choices for seconds, _ in own if seconds < below})
-    best, first, last = None, 0, len(ends) - 1
-    middle = last  # most often there is no plan at all
-    while first <= last:
-        within = [[x for seconds, x in own if seconds <= ends[middle]] for own in choices]
-        plan = _with_sum(within, constraints.global_batch_size)
-        if plan is None:
-            first = middle + 1
-        else:
-            best, last = plan, middle - 1
-        middle = (first + last) // 2
+
+    def plan_within(most: float) -> Sizes | None:
+        within = [[x for seconds, x in own if seconds <= most] for own in choices]
+        return _with_sum(within, constraints.global_batch_size)
+
+    if not ends or plan_within(ends[-1]) is None:  # as most often
+        return None
+    best = plan_within(ends[bisect_left(ends, True, key=lambda end: bool(plan_within(end)))])
     return best if best is not None and constraints.allow(best) else None
 
 

@@ -29,7 +29,8 @@ class FixedShares(Policy[FixedState]):
     with r the cores of CPU workers, or half-precision FLOP/s of mixed ones.
 
     Args:
-        shares: r, one positive rating per worker: cores, FLOP/s, or any other.
+        shares: r, one positive rating per worker by rank: cores (a container's quota may be a
+            fraction), *half-precision* FLOP/s from data sheets, or any other.
 
     Raises:
         ValueError: There are no shares, or one is not finite and > 0.
@@ -38,8 +39,6 @@ class FixedShares(Policy[FixedState]):
         >>> from lbbsp_core import Limits
         >>> FixedShares((2.0, 1.0)).init(BatchConstraints(12, (Limits(), Limits()))).sizes
         (8, 4)
-        >>> FixedShares.by_cores([9, 12, 18]).init(BatchConstraints(78, (Limits(),) * 3)).sizes
-        (18, 24, 36)
     """
 
     is_static: ClassVar[bool] = True
@@ -48,24 +47,6 @@ class FixedShares(Policy[FixedState]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", check_ratings("FixedShares.shares", self.shares))
-
-    @classmethod
-    def by_cores(cls, cores: Sequence[float]) -> FixedShares:
-        """Returns shares for CPU workers.
-
-        Args:
-            cores: Cores of each worker by rank, > 0; a container's quota may be a fraction.
-        """
-        return cls(tuple(require_positive("cores", count) for count in cores))
-
-    @classmethod
-    def by_flops(cls, flops_per_second: Sequence[float]) -> FixedShares:
-        """Returns shares for mixed accelerators.
-
-        Args:
-            flops_per_second: *Half-precision* FLOP/s of each worker by rank, > 0, from data sheets.
-        """
-        return cls(tuple(require_positive("flops_per_second", rate) for rate in flops_per_second))
 
     def init(self, constraints: BatchConstraints) -> FixedState:
         """Returns the plan for the whole run.

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.policy.even import Even
+from lbbsp_core.validate import require_integer
 
 _NO_WORKER = -1
 
@@ -80,9 +81,8 @@ class LeaderStraggler(Policy[LeaderStragglerState]):
 
     def __post_init__(self) -> None:
         for name, minimum in (("delta", 1), ("window", 1), ("longest", self.window)):
-            value = getattr(self, name)
-            if value is not None and (value < minimum or value != int(value)):
-                raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+            if (value := getattr(self, name)) is not None:
+                require_integer(name, value, minimum)
 
     def init(self, constraints: BatchConstraints) -> LeaderStragglerState:
         """Returns the even plan, with the first delta and window."""
@@ -103,71 +103,64 @@ class LeaderStraggler(Policy[LeaderStragglerState]):
         )
         if min(state.counts) < state.window:
             return state
-        pair = _pair(state, constraints)
+        leader, straggler = _pair(state, constraints)
         none = (0,) * len(state.counts)
         state = state._replace(seconds=(0.0,) * len(none), counts=none)
-        if pair is None:
-            return state._replace(leader=_NO_WORKER, straggler=_NO_WORKER, streak=0)
-        return self._move(state, constraints, *pair)
+        if leader == _NO_WORKER:
+            return state._replace(leader=leader, straggler=straggler, streak=0)
+        first_delta = self._first_delta(constraints)
+        delta, window, streak = self._tuned(state, first_delta, leader, straggler)
+        delta = _granules(delta, constraints.granularity)
+        sizes = list(state.sizes)
+        room, spare = _room(state, constraints, leader), _spare(state, constraints, straggler)
+        moved = min(delta, room, spare)
+        sizes[leader] += moved
+        sizes[straggler] -= moved
+        return LeaderStragglerState(
+            tuple(sizes), delta, window, state.seconds, none, leader, straggler, streak
+        )
 
     def _first_delta(self, constraints: BatchConstraints) -> int:
         even = constraints.global_batch_size // (16 * constraints.workers)
         return _granules(even if self.delta is None else self.delta, constraints.granularity)
 
-    def _move(
-        self,
-        state: LeaderStragglerState,
-        constraints: BatchConstraints,
-        leader: int,
-        straggler: int,
-    ) -> LeaderStragglerState:
-        """Tunes delta and the window, and moves samples from the straggler to the leader."""
+    def _tuned(
+        self, state: LeaderStragglerState, first_delta: int, leader: int, straggler: int
+    ) -> tuple[int, int, int]:
+        """Returns delta, the window, and the moves in a row from the straggler."""
         delta, window = state.delta, state.window
         if straggler == state.leader or leader == state.straggler:
             delta, window, streak = delta // 2, min(2 * window, self.longest), 1
         else:
             streak = state.streak + 1 if straggler == state.straggler else 1
             if streak >= 3:
-                delta = min(2 * delta, self._first_delta(constraints))
+                delta = min(2 * delta, first_delta)
                 window = max(window // 2, self.window)
-        delta = _granules(delta, constraints.granularity)
-        sizes = list(state.sizes)
-        room = _room(sizes[leader], constraints, leader)
-        moved = min(delta, room, _spare(sizes[straggler], constraints, straggler))
-        sizes[leader] += moved
-        sizes[straggler] -= moved
-        return state._replace(
-            sizes=tuple(sizes),
-            delta=delta,
-            window=window,
-            leader=leader,
-            straggler=straggler,
-            streak=streak,
-        )
+        return delta, window, streak
 
 
-def _pair(state: LeaderStragglerState, constraints: BatchConstraints) -> tuple[int, int] | None:
-    """Returns leader and straggler of a full window, or None if no sample can be moved."""
+def _pair(state: LeaderStragglerState, constraints: BatchConstraints) -> tuple[int, int]:
+    """Returns leader and straggler of a full window; no workers if no sample can be moved."""
     means = [total / count for total, count in zip(state.seconds, state.counts, strict=True)]
     ranks = range(len(means))
-    straggler = max(ranks, key=lambda rank: means[rank])
-    below_maximum = [rank for rank in ranks if _room(state.sizes[rank], constraints, rank)]
-    if not below_maximum or not _spare(state.sizes[straggler], constraints, straggler):
-        return None
-    leader = min(below_maximum, key=lambda rank: means[rank])
-    return (leader, straggler) if means[leader] < means[straggler] else None
+    straggler = max(ranks, key=means.__getitem__)
+    below_maximum = [rank for rank in ranks if _room(state, constraints, rank)]
+    leader = min(below_maximum, key=means.__getitem__, default=straggler)
+    if means[leader] < means[straggler] and _spare(state, constraints, straggler):
+        return leader, straggler
+    return _NO_WORKER, _NO_WORKER
 
 
-def _room(size: int, constraints: BatchConstraints, rank: int) -> int:
+def _room(state: LeaderStragglerState, constraints: BatchConstraints, rank: int) -> int:
     """Returns how many more samples a worker may take, in whole granules."""
     maximum = constraints.limits[rank].maximum
-    room = (constraints.global_batch_size if maximum is None else maximum) - size
+    room = (constraints.global_batch_size if maximum is None else maximum) - state.sizes[rank]
     return room // constraints.granularity * constraints.granularity
 
 
-def _spare(size: int, constraints: BatchConstraints, rank: int) -> int:
+def _spare(state: LeaderStragglerState, constraints: BatchConstraints, rank: int) -> int:
     """Returns how many samples a worker may give away, in whole granules."""
-    spare = size - constraints.limits[rank].minimum
+    spare = state.sizes[rank] - constraints.limits[rank].minimum
     return spare // constraints.granularity * constraints.granularity
 
 

@@ -9,7 +9,7 @@ from lbbsp_core.cost import Proportional
 from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.fixed_shares import check_ratings, rated_plan
-from lbbsp_core.validate import require_fraction
+from lbbsp_core.validate import require_fraction, require_integer
 
 RATINGS: Final = "ProportionalControl.ratings"
 
@@ -101,8 +101,7 @@ class ProportionalControl(Policy[ProportionalControlState]):
         for name in ("smoothing", "drop"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)!r}")
-        if self.interval < 1 or self.interval != int(self.interval):
-            raise ValueError(f"interval must be an integer >= 1, got {self.interval!r}")
+        require_integer("interval", self.interval, 1)
 
     def init(self, constraints: BatchConstraints) -> ProportionalControlState:
         """Returns the plan by ratings, or the even one, with nothing measured.
@@ -127,28 +126,29 @@ class ProportionalControl(Policy[ProportionalControlState]):
         """Smooths the times; adjusts the plan every `interval` steps."""
         if observation.sizes != state.sizes:  # the step ran with an older plan, or was short
             return state
-        state = self._smooth(state, observation)
+        seconds = tuple(
+            self._smoothed(old, new) if observation.measured(rank) else old
+            for rank, (old, new) in enumerate(
+                zip(state.seconds, observation.busy_seconds, strict=True)
+            )
+        )
+        state = state._replace(seconds=seconds, steps=state.steps + 1)
         if state.steps % self.interval or not all(state.seconds) or not all(state.sizes):
             return state
         return self._adjust(state, constraints)
 
-    def _smooth(
-        self, state: ProportionalControlState, seen: Observation
-    ) -> ProportionalControlState:
-        def smooth(rank: int, old: float) -> float:
-            if not seen.measured(rank):
-                return old
-            new = seen.busy_seconds[rank]
-            return old + self.smoothing * (new - old) if old else new
-
-        seconds = tuple(smooth(rank, old) for rank, old in enumerate(state.seconds))
-        return state._replace(seconds=seconds, steps=state.steps + 1)
+    def _smoothed(self, old: float, new: float) -> float:
+        return old + self.smoothing * (new - old) if old else new
 
     def _adjust(
         self, state: ProportionalControlState, constraints: BatchConstraints
     ) -> ProportionalControlState:
         speeds = tuple(x / mu for x, mu in zip(state.sizes, state.seconds, strict=True))
-        sizes, maxima = _plan(constraints, speeds, self._bounds(state, speeds))
+        costs, maxima = [Proportional(speed) for speed in speeds], self._bounds(state, speeds)
+        try:
+            sizes = _bounded(constraints, maxima).plan(costs)
+        except ValueError:  # X cannot be reached within the bounds
+            sizes, maxima = constraints.plan(costs), (None,) * len(maxima)
         change = max(abs(new - x) / x for new, x in zip(sizes, state.sizes, strict=True))
         if change <= self.dead_band:
             return state._replace(before=(0,) * len(sizes), maxima=maxima)
@@ -168,20 +168,10 @@ class ProportionalControl(Policy[ProportionalControlState]):
         )
 
 
-def _plan(
-    constraints: BatchConstraints, speeds: tuple[float, ...], maxima: tuple[int | None, ...]
-) -> tuple[Sizes, tuple[int | None, ...]]:
-    """Returns the plan within the learned bounds, and the bounds; drops them if no plan exists."""
-    costs = [Proportional(speed) for speed in speeds]
-    if any(maxima):
-        limits = tuple(
-            own if learned is None else replace(own, maximum=min(learned, own.maximum or learned))
-            for own, learned in zip(constraints.limits, maxima, strict=True)
-        )
-        try:
-            return BatchConstraints(
-                constraints.global_batch_size, limits, constraints.granularity
-            ).plan(costs), maxima
-        except ValueError:  # X cannot be reached within the bounds
-            maxima = (None,) * len(maxima)
-    return constraints.plan(costs), maxima
+def _bounded(constraints: BatchConstraints, maxima: tuple[int | None, ...]) -> BatchConstraints:
+    """Returns constraints within learned bounds."""
+    limits = tuple(
+        own if learned is None else replace(own, maximum=min(learned, own.maximum or learned))
+        for own, learned in zip(constraints.limits, maxima, strict=True)
+    )
+    return replace(constraints, limits=limits)

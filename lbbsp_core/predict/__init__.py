@@ -1,39 +1,11 @@
 """Predict: forecasts of a worker's speed before its iteration runs."""
 
-from lbbsp_core.predict.arima import Arima, ArimaState
+from lbbsp_core.predict.arima import Arima
 from lbbsp_core.predict.base import Predictor
-from lbbsp_core.predict.ema import Ema, EmaState
-from lbbsp_core.predict.last import LastValue, LastValueState
-from lbbsp_core.predict.mixture import Mixture, MixtureState
-from lbbsp_core.predict.narx import Narx, NarxState
-from lbbsp_core.predict.recurrent import Recurrent, RecurrentState
-from lbbsp_core.predict.wrappers import (
-    Clipped,
-    ClippedState,
-    Fallback,
-    FallbackState,
-    Filtered,
-    FilteredState,
-)
+from lbbsp_core.predict.ema import Ema
+from lbbsp_core.predict.last import LastValue
+from lbbsp_core.predict.mixture import Mixture
+from lbbsp_core.predict.narx import Narx
+from lbbsp_core.predict.recurrent import Recurrent
 
-__all__ = [
-    "Arima",
-    "ArimaState",
-    "Clipped",
-    "ClippedState",
-    "Ema",
-    "EmaState",
-    "Fallback",
-    "FallbackState",
-    "Filtered",
-    "FilteredState",
-    "LastValue",
-    "LastValueState",
-    "Mixture",
-    "MixtureState",
-    "Narx",
-    "NarxState",
-    "Predictor",
-    "Recurrent",
-    "RecurrentState",
-]
+__all__ = ["Arima", "Ema", "LastValue", "Mixture", "Narx", "Predictor", "Recurrent"]

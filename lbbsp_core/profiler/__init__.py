@@ -15,10 +15,10 @@ from pathlib import Path
 
 from lbbsp_core.cost import Cost, Profile
 from lbbsp_core.cost.fitting import Fit, Point, best, fit_costs, repair
-from lbbsp_core.cost.profile_file import make_document, write_document
+from lbbsp_core.cost.profile_file import SCHEMA, write_document
 from lbbsp_core.profiler import _step
 from lbbsp_core.profiler.process import ProfileError, StepProcess
-from lbbsp_core.profiler.sweep import BatchSweep, Progress, SweepResult
+from lbbsp_core.profiler.sweep import BatchSweep, Progress
 
 __all__ = ["BatchSweep", "Point", "ProfileError", "ProfileResult", "profile_step"]
 
@@ -59,16 +59,17 @@ class ProfileResult:
 
     def figures(self) -> dict[str, object]:
         """Returns the content of the profile file."""
-        return make_document(
-            device=self.device,
-            points=[asdict(point) for point in self.points],
-            out_of_memory_at=self.out_of_memory_at,
-            fits={
+        return {
+            "schema": SCHEMA,
+            "device": self.device,
+            "points": [asdict(point) for point in self.points],
+            "out_of_memory_at": self.out_of_memory_at,
+            "fits": {
                 name: {"parameters": fit.parameters, "cv_error": fit.cv_error}
                 for name, fit in self.fits.items()
             },
-            best=self.best,
-        )
+            "best": self.best,
+        }
 
     def save(self, path: str | Path) -> None:
         """Writes a file that `lbbsp_core.Profile.load` reads."""
@@ -126,19 +127,15 @@ def profile_step(
                 f"step(1) already runs out of memory ({runner.failure}): profile on a larger "
                 "device, or check whether the failure has another cause"
             )
-        return _make_result(found, runner.device, sweep)
-
-
-def _make_result(found: SweepResult, device: str, sweep: BatchSweep) -> ProfileResult:
+        device = runner.device
     points, notes = repair(found.points)
     if found.slow:
         notes.append(
             f"no batch above {points[-1].batch} was tried: a step took longer than "
             f"{sweep.longest_step:g} s"
         )
-    return ProfileResult(
-        device, tuple(points), found.out_of_memory_at, fit_costs(points), tuple(notes)
-    )
+    fits = fit_costs(points)
+    return ProfileResult(device, tuple(points), found.out_of_memory_at, fits, tuple(notes))
 
 
 def _split_target(step: str | Path) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 import time
 import traceback
@@ -23,16 +24,10 @@ MODULE = "__lbbsp_profile__"
 """Name of the script as a module: code under ``if __name__ == "__main__"`` does not run."""
 
 OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
-OUT_OF_MEMORY_PHRASES = (
-    "out of memory",
-    "out_of_memory",
-    "resource_exhausted",
-    "alloc_failed",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
-    "memory allocation failed",
-    "bad_alloc",
+OUT_OF_MEMORY = re.compile(
+    "out[ _]of[ _]memory|resource_exhausted|bad_alloc|alloc_failed|can('|no)t allocate memory"
+    "|not enough memory|memory allocation failed",
+    re.IGNORECASE,
 )
 
 
@@ -121,10 +116,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     while error is not None:
         if any(kind.__name__ in OUT_OF_MEMORY_TYPES for kind in type(error).__mro__):
             return True
-        if isinstance(error, (RuntimeError, OSError)) or "XlaRuntimeError" in type(error).__name__:
-            text = str(error).lower()
-            if any(phrase in text for phrase in OUT_OF_MEMORY_PHRASES):
-                return True
+        speaks = isinstance(error, (RuntimeError, OSError)) or "XlaRuntime" in type(error).__name__
+        if speaks and OUT_OF_MEMORY.search(str(error)):
+            return True
         error = error.__cause__ or error.__context__
     return False
 

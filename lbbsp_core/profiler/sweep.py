@@ -8,6 +8,7 @@ from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from lbbsp_core.cost.fitting import Point
+from lbbsp_core.validate import require_integer
 
 MAX_REPEATS = 100
 
@@ -48,13 +49,10 @@ class BatchSweep:
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "repeats", "rounds"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+            require_integer(name, getattr(self, name), 1)
         for name in ("point_seconds", "longest_step"):
-            value = getattr(self, name)
-            if not value >= 0:
-                raise ValueError(f"{name} must be >= 0 seconds, got {value!r}")
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be >= 0 seconds, got {getattr(self, name)!r}")
 
     def run(self, step: Step, progress: Progress) -> SweepResult:
         """Measures 1, 2, 3, 4, 6, 8, 12, ... samples, and finds the exact memory limit.
@@ -66,23 +64,20 @@ class BatchSweep:
         Returns:
             The measurements, without points if a single sample does not fit.
         """
-        found = self._grow(step, progress)
-        points = found.points
-        for _ in range(1, self.rounds):
-            points = [self._measure_again(step, progress, point) for point in points]
-        return found._replace(points=points)
-
-    def _grow(self, step: Step, progress: Progress) -> SweepResult:
         points: list[Point] = []
+        bad, is_slow = None, False
         for batch in self.batches():
-            point = self.measure(step, batch)
-            progress("measured", batch, None if point is None else point.seconds)
+            point = self._measure(step, progress, batch)
             if point is None:
-                return self._find_memory_limit(step, progress, points, batch)
+                bad = self._find_memory_limit(step, progress, points, batch)
+                break
             points.append(point)
             if point.seconds > self.longest_step:
-                return SweepResult(points, None, slow=batch < self.max_batch)
-        return SweepResult(points, None, slow=False)
+                is_slow = batch < self.max_batch
+                break
+        for _ in range(1, self.rounds):
+            points = [self._measure_again(step, progress, point) for point in points]
+        return SweepResult(points, bad, is_slow)
 
     def batches(self) -> Iterator[int]:
         """Yields powers of two, the midpoints between them, and the largest batch."""
@@ -95,51 +90,48 @@ class BatchSweep:
             batch *= 2
         yield self.max_batch
 
-    def measure(self, step: Step, batch: int) -> Point | None:
-        """Returns the median of repeated steps, or None if memory ran out."""
-        if step(batch) is None:  # warm-up: tracing, allocation
-            return None
-        times: list[float] = []
-        while len(times) < self.repeats or (
-            sum(times) < self.point_seconds and len(times) < MAX_REPEATS
-        ):
-            seconds = step(batch)
-            if seconds is None:
-                return None
-            times.append(seconds)
-        return Point(batch, median(times), len(times))
+    def _measure(self, step: Step, progress: Progress, batch: int) -> Point | None:
+        """Returns the median of repeated steps and reports it; None if memory ran out."""
+        point = self._median(step, batch)
+        progress("measured", batch, None if point is None else point.seconds)
+        return point
 
     def _measure_again(self, step: Step, progress: Progress, point: Point) -> Point:
         """Returns the point with the smaller of its seconds and those of another measurement."""
-        other = self.measure(step, point.batch)
+        other = self._median(step, point.batch)
         if other is None:  # less memory is free than before: keep the earlier measurement
             return point
         progress("measured again", point.batch, other.seconds)
         repeats = point.repeats + other.repeats
         return Point(point.batch, min(point.seconds, other.seconds), repeats)
 
+    def _median(self, step: Step, batch: int) -> Point | None:
+        times: list[float] = []
+        seconds = step(batch)  # warm-up: tracing, allocation
+        while len(times) < self.repeats or (
+            sum(times) < self.point_seconds and len(times) < MAX_REPEATS
+        ):
+            if seconds is None or (seconds := step(batch)) is None:
+                return None
+            times.append(seconds)
+        return Point(batch, median(times), len(times))
+
     def _find_memory_limit(
         self, step: Step, progress: Progress, points: list[Point], bad: int
-    ) -> SweepResult:
-        """Bisects between the last point and a batch that did not fit, and measures the limit."""
+    ) -> int:
+        """Bisects between the last point and a batch that did not fit; measures the largest one."""
         while points and bad - points[-1].batch > 1:
             good = points[-1].batch
             while bad - good > 1:
                 midpoint = (good + bad) // 2
-                seconds = _probe(step, midpoint)
+                # twice, because the first step may leave less memory for the second
+                seconds = None if step(midpoint) is None else step(midpoint)
                 progress("probed", midpoint, seconds)
                 good, bad = (good, midpoint) if seconds is None else (midpoint, bad)
             if good == points[-1].batch:
                 break
-            point = self.measure(step, good)
-            progress("measured", good, None if point is None else point.seconds)
-            if point is None:
+            if (point := self._measure(step, progress, good)) is None:
                 bad = good
             else:
                 points.append(point)
-        return SweepResult(points, bad, slow=False)
-
-
-def _probe(step: Step, batch: int) -> float | None:
-    """Runs a batch twice, because the first step may leave less memory for the second."""
-    return None if step(batch) is None else step(batch)
+        return bad

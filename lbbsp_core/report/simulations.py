@@ -1,4 +1,4 @@
-"""Pictures of simulated runs: efficiencies; timelines, updates, accuracy and scaling."""
+"""Pictures of simulated runs: efficiencies; timelines, updates and scaling."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def draw_efficiencies(rows: Sequence[Row], path: Path) -> None:
 
 
 def draw_simulation(results: Sequence[Result], path: Path) -> None:
-    """Draws timelines and updates, and accuracy and scaling if there are any."""
-    drawn = [*timelines(results), *updates(results), *_accuracies(results)]
+    """Draws timelines and updates, and scaling if numbers of workers differ."""
+    drawn = [*timelines(results), *updates(results)]
     if len({result.row.workers for result in results}) > 1:
         drawn.append(_scaling([result.row for result in results]))
     write_page(Content("simulate", "lbbsp simulate", "Runs in virtual time", drawn), path)
@@ -111,13 +111,6 @@ def updates(results: Sequence[Result]) -> Iterator[Chart]:
     for number, (title, own) in enumerate(groupby(results, key=lambda result: _title(result.row))):
         curves = [(result.row.title, *windows(result)) for result in own]
         yield _chart(f"updates-{number}", f"Updates: {title}", "seconds per update", curves)
-
-
-def _accuracies(results: Sequence[Result]) -> Iterator[Chart]:
-    learned = (result for result in results if result.curve is not None)
-    for number, (title, own) in enumerate(groupby(learned, key=lambda result: _title(result.row))):
-        curves = [(result.row.title, *result.curve) for result in own if result.curve]
-        yield _chart(f"accuracy-{number}", f"Accuracy: {title}", "accuracy", curves)
 
 
 def _scaling(rows: Sequence[Row]) -> Chart:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.policy import Even, Policy, require_asynchronous
+from lbbsp_core.policy import Even, Policy
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.sim.cluster import SimulatedCluster
@@ -95,19 +95,17 @@ def run_async(
         6.0
     """
     policy = policy or Even()
-    require_asynchronous(policy)
     if preemption is not None and not policy.is_static:
         raise ValueError(
             f"{type(policy).__name__} plans for all workers, and with preemption some are away: "
             "use bsp or fixed, or leave out preemption"
         )
     run = _AsyncSimulation(cluster, config, policy, predictor or LastValue(), progress)
-    changes = iter(()) if preemption is None else run.checked_changes(preemption)
     finished = schedule(
         synchroniser,
         run.start_iteration,
         workers=cluster.workers,
-        changes=changes,
+        changes=() if preemption is None else run.checked_changes(preemption),
         on_update=run.record_update,
         links=config.links,
     )
@@ -122,39 +120,36 @@ def run_async(
     return AsyncRun(finished, sizes, cluster.workers, run.end_seconds)
 
 
+@dataclass
 class _AsyncSimulation:
     """Sample counts and batch sizes of one run, updated by the event loop's callbacks."""
 
-    def __init__(
-        self,
-        cluster: SimulatedCluster,
-        config: SimConfig,
-        policy: Policy,
-        predictor: Predictor,
-        progress: Callable[[int], None] | None,
-    ) -> None:
-        self._cluster, self._config, self._progress = cluster, config, progress
-        known = [True] * cluster.workers if config.first_use_seconds else None
-        self._rounds = Rounds(batch_constraints(cluster, config), policy, known)
-        used = predictor if policy.uses_costs else None
-        self._estimators = [
-            SpeedEstimator(used, config.shape(worker, cluster.workers))
-            for worker in range(cluster.workers)
-        ]
+    _cluster: SimulatedCluster
+    _config: SimConfig
+    _policy: Policy
+    _predictor: Predictor
+    _progress: Callable[[int], None] | None
+    _idle_changes: int = 0
+    samples_done: int = 0
+    end_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        workers = self._cluster.workers
+        known = [True] * workers if self._config.first_use_seconds else None
+        self._rounds = Rounds(batch_constraints(self._cluster, self._config), self._policy, known)
+        used = self._predictor if self._policy.uses_costs else None
+        shapes = [self._config.shape(worker, workers) for worker in range(workers)]
+        self._estimators = [SpeedEstimator(used, shape) for shape in shapes]
         self._states = [estimator.init() for estimator in self._estimators]
         self._used: set[tuple[int, int]] = set()  # workers and batch sizes
         self._latest: dict[int, tuple[int, float]] = {}  # samples and busy seconds, by worker
-        self._idle_changes = 0
         self.batch_sizes: dict[tuple[int, int], int] = {}  # by worker and iteration
-        self.samples_needed = cluster.steps * config.global_batch_size
-        self.samples_done = 0
-        self.end_seconds: float | None = None
+        self.samples_needed = self._cluster.steps * self._config.global_batch_size
 
     def start_iteration(self, worker: int, iteration: int) -> float:
         """Draws a batch and returns the seconds until its gradient is ready to be pushed."""
         size = self._rounds.sizes[worker]
-        cost = self._cluster.cost(worker, iteration % self._cluster.steps)
-        busy_seconds = float(cost(size))
+        busy_seconds = float(self._cluster.cost(worker, iteration % self._cluster.steps)(size))
         if (worker, size) not in self._used:
             busy_seconds += self._config.first_use_seconds
             self._used.add((worker, size))
@@ -165,17 +160,17 @@ class _AsyncSimulation:
     def record_update(self, worker: int, now: float) -> bool:
         """Counts a gradient's samples and returns whether the run is complete."""
         size, busy_seconds = self._latest[worker]
-        batches_before = self.samples_done // self._config.global_batch_size
+        started = self.samples_done % self._config.global_batch_size
         self.samples_done += size
         self._idle_changes = 0
-        batches = self.samples_done // self._config.global_batch_size
-        if self._progress is not None and batches > batches_before:
-            self._progress(batches - batches_before)
-        self._observe(worker, size, busy_seconds)
-        if self.samples_done < self.samples_needed:
-            return False
-        self.end_seconds = now
-        return True
+        batches = (started + size) // self._config.global_batch_size
+        if self._progress is not None and batches:
+            self._progress(batches)
+        if not self._policy.is_static:
+            self._observe(worker, size, busy_seconds)
+        if self.samples_done >= self.samples_needed:
+            self.end_seconds = now
+        return self.end_seconds is not None
 
     def checked_changes(self, preemption: Preemption) -> Iterator[Change]:
         """Yields the membership changes, and raises ValueError if no update occurs between them."""
@@ -191,8 +186,6 @@ class _AsyncSimulation:
 
     def _observe(self, worker: int, samples: int, busy_seconds: float) -> None:
         """Learns from one finished iteration of `worker`."""
-        if self._rounds.policy.is_static:
-            return
         estimator = self._estimators[worker]
         measured = self._rounds.measured(worker, samples, busy_seconds)
         state, accepted = estimator.learn(self._states[worker], samples, measured)

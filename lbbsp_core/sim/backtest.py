@@ -126,8 +126,14 @@ def evaluate(
     if horizon < 1:
         raise ValueError(f"horizon must be >= 1, got {horizon}: 1 is the next iteration")
     predictors = contenders(horizon) if predictors is None else predictors
+    fewest = 2 * (WARM_UP + horizon)
     for trace in traces:
-        _check_length(trace, horizon)
+        for short in (series for series in trace.series if len(series) < fewest):
+            raise TraceError(
+                f"{trace.path}: worker {short.worker} has {len(short)} steps, at least {fewest} "
+                f"are needed to score a horizon of {horizon}: record more, or remove this worker's "
+                "rows"
+            )
     result = Evaluation(horizon)
     for file, trace in zip(names_of(traces), traces, strict=True):
         result.speeds[file] = tuple(series.speeds for series in trace.series)
@@ -154,16 +160,6 @@ def _add_efficiencies(result: Evaluation, file: str, trace: Trace) -> None:
         return
     for name, efficiency in found.items():
         scores[name] = replace(scores[name], efficiency=efficiency)
-
-
-def _check_length(trace: Trace, horizon: int) -> None:
-    for series in trace.series:
-        if len(series) < 2 * (WARM_UP + horizon):
-            raise TraceError(
-                f"{trace.path}: worker {series.worker} has {len(series)} steps, at least "
-                f"{2 * (WARM_UP + horizon)} are needed to score a horizon of {horizon}: record "
-                "more, or remove this worker's rows"
-            )
 
 
 def _replay(predictor: Predictor, series: Series, horizon: int) -> tuple[Floats, Floats]:
@@ -193,10 +189,5 @@ def _score(speeds: Sequence[Floats], runs: Sequence[tuple[Floats, Floats]]) -> S
     nanoseconds = np.concatenate([elapsed for _, elapsed in runs], axis=1)
     update_us, predict_us = nanoseconds.mean(axis=1) / 1e3
     p999_us = np.percentile(nanoseconds.sum(axis=0), 99.9) / 1e3
-    return Score(
-        rmse=float(np.mean(rmse)),
-        mape=float(np.mean(mape)),
-        update_us=float(update_us),
-        predict_us=float(predict_us),
-        p999_us=float(p999_us),
-    )
+    figures = np.mean(rmse), np.mean(mape), update_us, predict_us, p999_us
+    return Score(*map(float, figures))

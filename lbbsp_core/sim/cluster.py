@@ -43,19 +43,22 @@ class SimulatedCluster(Protocol):
 
     def costs(self, step: int) -> Sequence[Cost]:
         """Returns the true cost of every worker in one step."""
-        ...
+        return [self.cost(rank, step) for rank in range(self.workers)]
 
     def seconds(self, step: int, sizes: npt.NDArray[np.int64] | Floats) -> Floats:
         """Returns the busy seconds of every worker in one step, shape ``(workers,)``."""
-        ...
+        costs = self.costs(step)
+        if isinstance(costs, AffineArray):
+            return costs.seconds(sizes)
+        return np.array([cost(x) for cost, x in zip(costs, sizes.tolist(), strict=True)])
 
     def drivers(self, rank: int, step: int) -> tuple[float, ...]:
         """Returns the driving factors that worker `rank` knows before its iteration `step`."""
-        ...
+        return ()
 
 
 @dataclass(frozen=True)
-class ReplayedCluster:
+class ReplayedCluster(SimulatedCluster):
     """Cluster with recorded speeds: x samples in step k take ``x / v_k`` seconds.
 
     This assumes that busy seconds are proportional to samples, since a trace does not show which
@@ -121,7 +124,13 @@ def replay_trace(trace: Trace, workers: int | None = None) -> ReplayedCluster:
             that all workers have in common.
     """
     if workers is not None:
-        trace = _first(trace, workers)
+        if workers > len(trace.series):
+            raise TraceError(
+                f"{trace.path}: {workers} workers are requested, but the trace has "
+                f"{len(trace.series)}: lower workers, record more, or simulate synthetic workers "
+                "with a scenario"
+            )
+        trace = replace(trace, series=trace.series[:workers])
     if len(trace.series) < 2:
         raise TraceError(
             f"{trace.path}: a single worker (number {trace.series[0].worker}) has no other "
@@ -147,13 +156,3 @@ def replay_trace(trace: Trace, workers: int | None = None) -> ReplayedCluster:
         round(statistics.median(sum(float(m.samples) for m in row) for row in rows)),
         (f"steps left out because not every worker has them: {left_out}",) if left_out else (),
     )
-
-
-def _first(trace: Trace, workers: int) -> Trace:
-    if workers > len(trace.series):
-        raise TraceError(
-            f"{trace.path}: {workers} workers are requested, but the trace has "
-            f"{len(trace.series)}: lower workers, record more, or simulate synthetic workers with "
-            "a scenario"
-        )
-    return replace(trace, series=trace.series[:workers])

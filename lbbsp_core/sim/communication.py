@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from lbbsp_core.sim.links import ServerLinks
 from lbbsp_core.validate import require_nonnegative, require_positive
 
 
 class Communication(Protocol):
-    """Seconds that an exchange of gradients takes."""
+    """Time of an exchange of gradients: seconds, or links at which pushes and pulls queue."""
 
-    asynchronous: ClassVar[bool]
-    """Whether a worker can push and pull while the others compute."""
-
-    def seconds(self, workers: int) -> float:
-        """Returns the seconds of an exchange by all workers, once the last one has arrived."""
+    def together(self, workers: int) -> float | ServerLinks:
+        """Returns the time of an exchange by all workers, once the last one has arrived."""
         ...
 
-    def seconds_alone(self) -> float:
-        """Returns the seconds of one worker's push and pull while the others compute."""
-        ...
-
-    def links(self) -> ServerLinks | None:
-        """Returns the links at which pushes and pulls queue; None: they delay no other worker.
-
-        With links, simulations queue every transfer, and do not use the seconds above.
-        """
+    def alone(self) -> float | ServerLinks:
+        """Returns the time of one worker's push and pull while the others compute."""
         ...
 
 
@@ -41,21 +31,16 @@ class FixedTime:
 
     fixed_seconds: float = 0.0
 
-    asynchronous: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         require_nonnegative("communication_seconds", self.fixed_seconds)
 
-    def seconds(self, workers: int) -> float:
+    def together(self, workers: int) -> float:
         """Returns `fixed_seconds`."""
         return self.fixed_seconds
 
-    def seconds_alone(self) -> float:
+    def alone(self) -> float:
         """Returns `fixed_seconds`."""
         return self.fixed_seconds
-
-    def links(self) -> None:
-        """Returns None: transfers delay no other worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +66,21 @@ class RingAllReduce(_Link):
     ``2 (N - 1)`` messages of B / N bytes (Patarasuk and Yuan, JPDC 2009).
 
     Example:
-        >>> RingAllReduce(bytes=4e6, bytes_per_second=1e6, latency_seconds=0.5).seconds(2)
+        >>> RingAllReduce(bytes=4e6, bytes_per_second=1e6, latency_seconds=0.5).together(2)
         5.0
     """
 
-    asynchronous: ClassVar[bool] = False
-
-    def seconds(self, workers: int) -> float:
+    def together(self, workers: int) -> float:
         """Returns the seconds of one ring all-reduce."""
         part = self.bytes / workers / self.bytes_per_second
         return 2 * (workers - 1) * (part + self.latency_seconds)
 
-    def seconds_alone(self) -> float:
+    def alone(self) -> float:
         """Raises ValueError: a worker cannot run an all-reduce alone."""
         raise ValueError(
             "a ring all-reduce ends when its last worker has arrived, so no worker can push alone: "
             "use communication.kind = 'parameter-server', or sync bsp"
         )
-
-    def links(self) -> None:
-        """Returns None: all workers use their links at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +97,11 @@ class ParameterServer(_Link):
         servers: Number of servers S, >= 1.
 
     Example:
-        >>> server = ParameterServer(bytes=4e6, bytes_per_second=4e6)
-        >>> server.seconds(3), server.seconds_alone()
-        (6.0, 2.0)
+        >>> ParameterServer(bytes=4e6, bytes_per_second=4e6, servers=2).alone()
+        ServerLinks(shard_seconds=0.5, transfer_seconds=1.0, latency_seconds=0.0)
     """
 
     servers: int = 1
-
-    asynchronous: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _Link.__post_init__(self)
@@ -133,16 +110,11 @@ class ParameterServer(_Link):
                 f"ParameterServer.servers must be a whole number >= 1, got {self.servers!r}"
             )
 
-    def seconds(self, workers: int) -> float:
-        """Returns the seconds in which all workers push at once, then pull at once."""
-        workers_per_link = max(1.0, workers / self.servers)
-        return 2 * (workers_per_link * self.bytes / self.bytes_per_second + self.latency_seconds)
+    def together(self, workers: int) -> ServerLinks:
+        """Returns the servers' links, whatever the number of workers."""
+        return self.alone()
 
-    def seconds_alone(self) -> float:
-        """Returns the seconds of one worker's push and pull while the servers are idle."""
-        return self.seconds(1)
-
-    def links(self) -> ServerLinks:
+    def alone(self) -> ServerLinks:
         """Returns the servers' links."""
         own = self.bytes / self.bytes_per_second
         return ServerLinks(own / self.servers, own, self.latency_seconds)

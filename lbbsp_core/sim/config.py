@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum, read_cost
 from lbbsp_core.sim.links import ServerLinks
@@ -28,7 +28,7 @@ class SimConfig:
             `lbbsp_core.SessionOptions`, and `cost` likewise.
         granularity: Batch sizes are multiples of it, in samples.
         cost: Cost that the balancers assume before they have learned: the same for all workers,
-            or one entry per worker. Default: as in training.
+            or one entry per worker; read once.
         links: Links of parameter servers, at which pushes and pulls queue. Default: none, each
             step or iteration takes `communication_seconds`.
         work: Work of the samples, where they differ; None: all are equal.
@@ -46,7 +46,7 @@ class SimConfig:
     communication_seconds: float = 0.0
     limits: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None = None
     granularity: int = 1
-    cost: AnyCost | Sequence[AnyCost] | None = None
+    cost: AnyCost | Sequence[AnyCost] = "proportional"
     links: ServerLinks | None = None
     work: LognormalWork | None = None
     first_use_seconds: float = 0.0
@@ -62,19 +62,16 @@ class SimConfig:
                 f"communication_seconds must be 0 with links, got {self.communication_seconds!r}: "
                 "the time of every transfer follows from the links; leave out one of them"
             )
+        cost: Any = self.cost
+        is_list = isinstance(cost, Sequence) and not isinstance(cost, str)
+        read = tuple(map(read_cost, cost)) if is_list else read_cost(cost)
+        object.__setattr__(self, "cost", read)
 
     def samples(self) -> SimulatedSamples:
         """Draws the samples of all steps."""
         return SimulatedSamples(self.global_batch_size, self.steps_per_epoch, self.work)
 
-    def prior(self, rank: int) -> Cost | CostShape:
-        """Returns the cost that worker `rank` assumes before it has learned."""
-        if self.cost is None:
-            return Proportional()
-        if isinstance(self.cost, Sequence) and not isinstance(self.cost, str):
-            return read_cost(self.cost[rank])
-        return read_cost(self.cost)
-
     def shape(self, rank: int, workers: int) -> CostShape:
-        """Returns that cost as a `CostShape`, made as `lbbsp_core.Balancer` makes it."""
-        return CostShape.from_cost(self.prior(rank), self.global_batch_size, workers)
+        """Returns the cost that worker `rank` assumes before it has learned."""
+        cost: Any = self.cost[rank] if isinstance(self.cost, tuple) else self.cost
+        return CostShape.from_cost(cost, self.global_batch_size, workers)

@@ -15,7 +15,7 @@ from lbbsp_core.policy import LoadBalanced
 from lbbsp_core.sim.cluster import ReplayedCluster, replay_trace
 from lbbsp_core.sim.config import SimConfig
 from lbbsp_core.sim.engine import run_bsp, run_oracle
-from lbbsp_core.sim.traces import Series, Trace
+from lbbsp_core.sim.traces import Trace
 from lbbsp_core.types import Measurement
 
 Floats = npt.NDArray[np.float64]
@@ -38,6 +38,7 @@ def efficiencies(
 
     Example:
         >>> from pathlib import Path
+        >>> from lbbsp_core.sim import Series
         >>> steps, speeds = np.arange(5), (np.full(5, 20.0), np.full(5, 10.0))
         >>> measured = [(Measurement(30, 30 / own[0]),) * 5 for own in speeds]
         >>> series = tuple(Series(rank, steps, own) for rank, own in enumerate(measured))
@@ -55,7 +56,7 @@ def efficiencies(
     best = run_oracle(recorded, config).total_seconds
     found = {}
     for name, own in forecasts.items():
-        cluster = _with_forecasts(trace, own, horizon)
+        cluster = _with_forecasts(recorded, trace, own, horizon)
         found[name] = best / run_bsp(cluster, config, LoadBalanced(), _Known()).total_seconds
     return found
 
@@ -74,18 +75,13 @@ class _Known:
         return drivers[0]
 
 
-def _with_forecasts(trace: Trace, forecasts: Sequence[Floats], horizon: int) -> ReplayedCluster:
+def _with_forecasts(
+    recorded: ReplayedCluster, trace: Trace, forecasts: Sequence[Floats], horizon: int
+) -> ReplayedCluster:
     """Returns the cluster of a trace, whose drivers before a step are the forecasts made then."""
     pairs = zip(trace.series, forecasts, strict=True)
-    cluster = replay_trace(replace(trace, series=tuple(_labelled(*pair) for pair in pairs)))
-    ahead = cluster.known[horizon - 1 :]
-    never = ((math.nan,),) * cluster.workers  # of steps after the last one, which have no plan
-    return replace(cluster, known=ahead + (never,) * (cluster.steps - len(ahead)))
-
-
-def _labelled(series: Series, forecasts: Floats) -> Series:
-    """Returns a series whose only driver is the forecast of the same step."""
-    pairs = zip(series.measurements, forecasts.tolist(), strict=True)
-    return replace(
-        series, measurements=tuple(replace(one, drivers=(forecast,)) for one, forecast in pairs)
-    )
+    by_step = [dict(zip(own.steps.tolist(), made.tolist(), strict=True)) for own, made in pairs]
+    common = sorted(set.intersection(*map(set, by_step)))
+    known = [tuple((own[step],) for own in by_step) for step in common[horizon - 1 :]]
+    never = ((math.nan,),) * recorded.workers  # of steps after the last one, which have no plan
+    return replace(recorded, known=(*known, *[never] * (recorded.steps - len(known))))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.policy import BatchConstraints, Policy, Sizes
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.loop.balancer import Balancer
 from lbbsp_core.runtime.loop.bounds import BatchBounds
@@ -142,32 +142,25 @@ def run_oracle(cluster: SimulatedCluster, config: SimConfig) -> Timeline:
 
 def batch_constraints(cluster: SimulatedCluster, config: SimConfig) -> BatchConstraints:
     """Returns the constraints that policies plan for."""
-    return _balancer(cluster, config, None, LastValue(), 0).constraints
+    return _balancer(cluster, config).constraints
 
 
-@dataclass(frozen=True, eq=False)
 class _CachedPolicy:
-    """Policy that caches its last update, for the other balancers of the same step."""
+    """Policy that keeps its last update, for the other balancers of the same step."""
 
-    policy: Policy
-    cache: list[tuple[tuple[object, BatchConstraints, Observation], object]] = field(
-        default_factory=list
-    )
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._arguments: tuple[object, ...] = ()
+        self._state: object = None
 
-    def __getattr__(self, name: str) -> object:
-        """Returns an attribute of the policy, such as `uses_costs`."""
-        return getattr(self.policy, name)
+    def __getattr__(self, name: str) -> Any:
+        """Returns an attribute of the policy, such as `uses_costs` or `init`."""
+        return getattr(self._policy, name)
 
-    def init(self, constraints: BatchConstraints) -> object:
-        return self.policy.init(constraints)
-
-    def update(
-        self, state: object, constraints: BatchConstraints, observation: Observation
-    ) -> object:
-        arguments = (state, constraints, observation)
-        if not self.cache or self.cache[0][0] != arguments:
-            self.cache[:] = [(arguments, self.policy.update(state, constraints, observation))]
-        return self.cache[0][1]
+    def update(self, *arguments: Any) -> object:
+        if self._arguments != arguments:
+            self._arguments, self._state = arguments, self._policy.update(*arguments)
+        return self._state
 
 
 class _Balancers:
@@ -181,10 +174,11 @@ class _Balancers:
         predictor: Predictor,
         samples: SimulatedSamples,
     ) -> None:
-        cached = cast(Policy, _CachedPolicy(policy))
+        cached = _CachedPolicy(policy)
         self._cluster, self._communication = cluster, config.communication_seconds
         self._balancers = [
-            _balancer(cluster, config, cached, predictor, rank) for rank in range(cluster.workers)
+            _balancer(cluster, config, rank, policy=cached, predictor=predictor)
+            for rank in range(cluster.workers)
         ]
         peer_info = [balancer.static_info() for balancer in self._balancers]
         for balancer in self._balancers:
@@ -206,21 +200,16 @@ class _Balancers:
 
 
 def _balancer(
-    cluster: SimulatedCluster,
-    config: SimConfig,
-    policy: Policy | None,
-    predictor: Predictor,
-    rank: int,
+    cluster: SimulatedCluster, config: SimConfig, rank: int = 0, **chosen: Any
 ) -> Balancer:
     return Balancer(
         rank=rank,
         workers=cluster.workers,
         global_batch_size=config.global_batch_size,
-        policy=policy,
-        predictor=predictor,
-        cost=config.prior(rank),
+        cost=config.shape(rank, cluster.workers),
         limits=config.limits,
         granularity=config.granularity,
         lag=config.lag,
         bounds=BatchBounds(first_uses=config.first_use_seconds > 0),
+        **chosen,
     )

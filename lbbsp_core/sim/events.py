@@ -6,13 +6,14 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import InitVar, dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.sim.links import ServerLinks
+from lbbsp_core.sim.links import LinkQueue, ServerLinks
 from lbbsp_core.sync.base import SyncDecision, Synchroniser
 from lbbsp_core.validate import require_positive
 
@@ -135,96 +136,55 @@ def schedule(
     """
     if iterations is None and callable(seconds) and on_update is None:
         raise ValueError("iterations must be given where seconds is a function: the run has no end")
-    rows = sorted(
-        play(
-            synchroniser,
-            seconds,
-            workers=workers,
-            iterations=iterations,
-            changes=changes,
-            on_update=on_update,
-            links=links,
-        )
-    )
+    loop = EventLoop(synchroniser, seconds, workers, iterations, on_update, links)
+    rows = sorted(loop.run(changes))
     columns = zip(*rows, strict=True) if rows else ((),) * len(Iteration._fields)
     kinds = [float if name in _TIMES else np.int64 for name in Iteration._fields]
     return Schedule(*(np.array(*column) for column in zip(columns, kinds, strict=True)))
-
-
-def play(
-    synchroniser: Synchroniser,
-    seconds: Seconds,
-    *,
-    workers: int | None = None,
-    iterations: int | None = None,
-    changes: Iterable[Change] = (),
-    on_update: OnUpdate | None = None,
-    links: ServerLinks | None = None,
-) -> Iterator[Iteration]:
-    """Runs `synchroniser` in virtual time.
-
-    An event costs O(log n) in addition to the synchroniser's own work. Events of the same time
-    are handled in the order of ranks. A worker that has done its `iterations` and is released
-    leaves, so that no worker waits for it.
-
-    Args:
-        synchroniser: Decides which workers wait for which.
-        seconds: As in `schedule`.
-        workers: As in `schedule`.
-        iterations: Iterations of each worker. None, where `seconds` is a function: without end,
-            for as long as the iterator is read.
-        changes: As in `schedule`.
-        on_update: As in `schedule`.
-        links: As in `schedule`.
-
-    Yields:
-        Each iteration, once its worker is released.
-
-    Raises:
-        ValueError: As in `schedule`.
-        RuntimeError: Workers wait, and no worker is left that could push.
-    """
-    look_up, rows, columns = _as_function(seconds)
-    workers = rows if workers is None else workers
-    if workers is None:
-        raise ValueError("workers must be given where seconds is a function")
-    limit = columns if iterations is None else iterations
-    return _EventLoop(synchroniser, look_up, workers, limit, on_update, links).run(changes)
 
 
 _TIMES = ("start", "push", "release")
 _READY, _PUSH, _CHANGE = -1, 0, 1  # of events at the same time, the lower is handled first
 
 
-class _EventLoop:
-    """Events of one run in the order of time, and the state that they change."""
+@dataclass
+class EventLoop:
+    """Runs a synchroniser in virtual time; the arguments are those of `schedule`.
 
-    def __init__(
-        self,
-        synchroniser: Synchroniser,
-        seconds: Callable[[int, int], float],
-        workers: int,
-        iterations: int | None,
-        on_update: OnUpdate | None = None,
-        links: ServerLinks | None = None,
-    ) -> None:
-        self._synchroniser = synchroniser
-        self._state = synchroniser.init(workers, 0.0)
-        self._seconds = seconds
-        self._limit = math.inf if iterations is None else iterations
+    An event costs O(log n) in addition to the synchroniser's own work. Events of the same time
+    are handled in the order of ranks. A worker that has done its `iterations` and is released
+    leaves, so that no worker waits for it. Iterations of None, where `seconds` is a function, are
+    without end.
+    """
+
+    synchroniser: Synchroniser
+    seconds: Seconds
+    workers: int | None = None
+    iterations: int | None = None
+    on_update: OnUpdate | None = None
+    links: InitVar[ServerLinks | None] = None
+
+    def __post_init__(self, links: ServerLinks | None) -> None:
+        self._look_up, rows, columns = _as_function(self.seconds)
+        workers = rows if self.workers is None else self.workers
+        if workers is None:
+            raise ValueError("workers must be given where seconds is a function")
+        self._limit = columns if self.iterations is None else self.iterations
+        self._updates, self._ended = 0, False
+        self._state = self.synchroniser.init(workers, 0.0)
         self._heap: list[tuple[float, int, int, Iteration | Change]] = []
         self._pushes = [0] * workers  # iterations pushed, by worker
         self._running: dict[int, Iteration] = {}
         self._waiting: dict[int, Iteration] = {}  # pushed, not released
         self._departed: dict[int, Iteration] = {}  # kept pushes of workers that have left
-        self._updates = 0
-        self._on_update = on_update
-        self._ended = False
-        self._pull_queue = None if links is None else links.queue()
-        self._push_queue = None if links is None else links.queue()
+        self._pull_queue = None if links is None else LinkQueue(links)
+        self._push_queue = None if links is None else LinkQueue(links)
 
-    def run(self, changes: Iterable[Change]) -> Iterator[Iteration]:
-        """Handles events until none is left, and yields iterations once they are complete."""
+    def run(self, changes: Iterable[Change] = ()) -> Iterator[Iteration]:
+        """Handles events until none is left, and yields iterations once their worker is released.
+
+        Raises RuntimeError if workers wait, and no worker is left that could push.
+        """
         upcoming = enumerate(
             changes if isinstance(changes, Iterator) else sorted(changes, key=attrgetter("time"))
         )
@@ -245,7 +205,7 @@ class _EventLoop:
         if self._waiting:
             raise RuntimeError(
                 f"workers {', '.join(map(str, sorted(self._waiting)))} wait indefinitely: "
-                f"{self._synchroniser!r} released no worker that could push"
+                f"{self.synchroniser!r} released no worker that could push"
             )
         yield from self._departed.values()
 
@@ -260,13 +220,13 @@ class _EventLoop:
         staleness = self._updates - iteration.version
         self._waiting[worker] = iteration._replace(push=now, staleness=staleness)
         self._pushes[worker] += 1
-        self._state, decision = self._synchroniser.push(self._state, worker, now)
+        self._state, decision = self.synchroniser.push(self._state, worker, now)
         yield from self._apply(decision, now)
 
     def _change(self, change: Change, now: float) -> Iterator[Iteration]:
         worker = change.worker
         if change.joins:
-            self._state, decision = self._synchroniser.join(self._state, worker, now)
+            self._state, decision = self.synchroniser.join(self._state, worker, now)
             self._pushes += [0] * (worker == len(self._pushes))
             if worker in self._departed:
                 yield self._departed.pop(worker)
@@ -278,11 +238,11 @@ class _EventLoop:
         self._running.pop(worker, None)
         if worker in self._waiting:
             self._departed[worker] = self._waiting.pop(worker)
-        self._state, decision = self._synchroniser.finish(self._state, worker, now)
+        self._state, decision = self.synchroniser.finish(self._state, worker, now)
         return decision
 
     def _apply(self, decision: SyncDecision, now: float) -> Iterator[Iteration]:
-        """Updates the model, then releases workers.
+        """Updates the model, then releases workers, unless `on_update` ends the run.
 
         A released worker that has done all its iterations leaves, which may release others.
         """
@@ -293,8 +253,11 @@ class _EventLoop:
                 kept = self._waiting if worker in self._waiting else self._departed
                 kept[worker] = kept[worker]._replace(update=self._updates)
             self._updates += bool(aggregate)
-            if self._is_complete(aggregate, now):
-                yield from self._end(now)
+            told = self.on_update
+            if told is not None and any([told(worker, now) for worker in aggregate]):
+                self._ended = True
+                waiting, self._waiting = self._waiting, {}
+                yield from (iteration._replace(release=now) for iteration in waiting.values())
                 return
             for worker in release:
                 if worker in self._waiting:
@@ -304,23 +267,10 @@ class _EventLoop:
                 else:
                     decisions.append(self._finish(worker, now))
 
-    def _is_complete(self, aggregate: tuple[int, ...], now: float) -> bool:
-        """Reports every applied gradient to `on_update`; returns whether one ends the run."""
-        if self._on_update is None:
-            return False
-        return any([self._on_update(worker, now) for worker in aggregate])
-
-    def _end(self, now: float) -> Iterator[Iteration]:
-        """Ends the run: releases waiting workers, and starts none."""
-        self._ended = True
-        for iteration in self._waiting.values():
-            yield iteration._replace(release=now)
-        self._waiting.clear()
-
     def _start(self, worker: int, now: float) -> None:
         number = self._pushes[worker]
         busy_seconds = require_positive(
-            f"seconds of worker {worker} in iteration {number}", self._seconds(worker, number)
+            f"seconds of worker {worker} in iteration {number}", self._look_up(worker, number)
         )
         iteration = Iteration(worker, number, now, math.inf, math.inf, self._updates, 0, -1)
         self._running[worker] = iteration
@@ -329,12 +279,10 @@ class _EventLoop:
         heapq.heappush(self._heap, (pulled + busy_seconds, kind, worker, iteration))
 
 
-def _as_function(
-    seconds: Seconds,
-) -> tuple[Callable[[int, int], float], int | None, int | None]:
+def _as_function(seconds: Seconds) -> tuple[Callable[[int, int], float], int | None, float]:
     """Returns busy seconds as a function, and the numbers of workers and iterations if known."""
     if callable(seconds):
-        return seconds, None, None
+        return seconds, None, math.inf
     table = np.asarray(seconds, dtype=np.float64)
     if table.ndim != 2 or not table.size:
         raise ValueError(

@@ -4,46 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from lbbsp_core.policy import Policy
-from lbbsp_core.predict import Predictor
-from lbbsp_core.registry import SYNCHRONISERS
-from lbbsp_core.sim import (
-    AsyncRun,
-    Communication,
-    Curve,
-    FixedTime,
-    Preemption,
-    Scenario,
-    SimConfig,
-    SimulatedCluster,
-    Task,
-    Timeline,
-    Trace,
-    learn,
-    learned_in_step,
-    lockstep,
-    names_of,
-    replay_trace,
-    run_async,
-    run_bsp,
-    run_oracle,
-)
-from lbbsp_core.sim.backtest import DEFAULT
-from lbbsp_core.sim.runs import LOCKSTEP, Run, build_policy, chosen_runs, title_of
-from lbbsp_core.sync import Synchroniser
-
-Floats = npt.NDArray[np.float64]
+from lbbsp_core.sim.asynchronous import AsyncRun, run_async
+from lbbsp_core.sim.cluster import SimulatedCluster
+from lbbsp_core.sim.communication import Communication, FixedTime
+from lbbsp_core.sim.config import SimConfig
+from lbbsp_core.sim.engine import Timeline, run_bsp, run_oracle
+from lbbsp_core.sim.links import ServerLinks
+from lbbsp_core.sim.runs import LOCKSTEP, Run, build_policy, title_of
+from lbbsp_core.sim.scenario import Scenario
+from lbbsp_core.sim.synthetic import Preemption
 
 Progress = Callable[[str, str, int], None]
 """Called with a trace or scenario, the title of the run, and the number of new steps."""
-
-STEPS_PER_EPOCH: Final = 50
-"""Steps of an epoch of a trace, unless given."""
 
 
 @dataclass(frozen=True)
@@ -61,25 +36,25 @@ class Experiment:
     @property
     def together(self) -> SimConfig:
         """Configuration of runs in which all workers communicate in the same step."""
-        return self._config(lambda: self.communication.seconds(self.cluster.workers))
+        return self._config(self.communication.together(self.cluster.workers))
 
     @property
     def alone(self) -> SimConfig:
         """Configuration of runs in which workers push and pull one by one."""
-        return self._config(self.communication.seconds_alone)
+        return self._config(self.communication.alone())
 
-    def _config(self, seconds: Callable[[], float]) -> SimConfig:
-        """Returns the configuration with the links of servers if there are any, else `seconds`."""
-        if (links := self.communication.links()) is not None:
-            return replace(self.config, links=links)
-        return replace(self.config, communication_seconds=seconds())
+    def _config(self, time: float | ServerLinks) -> SimConfig:
+        if isinstance(time, ServerLinks):
+            return replace(self.config, links=time)
+        return replace(self.config, communication_seconds=time)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """Figures of one run."""
 
-    trace: str | None
+    kind: str  # `trace` or `scenario`
+    name: str
     sync: str  # synchroniser by name, see `lbbsp_core.registry`
     policy: str
     predictor: str | None  # predictor by name; None where the policy uses none
@@ -89,15 +64,6 @@ class Row:
     # time of the oracle, which knows each step's speeds and waits in every step, / total_seconds.
     # Workers without common steps may be faster than the oracle
     efficiency: float
-    # virtual time to the target accuracy; None where nothing was learned, or the target was never
-    # reached
-    time_to_accuracy_seconds: float | None = None
-    scenario: str | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the trace or scenario."""
-        return self.trace or self.scenario or ""
 
     @property
     def title(self) -> str:
@@ -106,49 +72,10 @@ class Row:
 
 
 class Result(NamedTuple):
-    """Figures of a run, when each worker computed and waited, and the accuracy that it reached."""
+    """Figures of a run, and when each worker computed and waited."""
 
     row: Row
     run: Timeline | AsyncRun
-    curve: Curve | None = None
-
-
-class LearningTarget(NamedTuple):
-    """A task to learn during the runs, and the accuracy on the test set to reach, in (0, 1]."""
-
-    task: Task
-    accuracy: float
-
-
-def simulate(
-    traces: Sequence[Trace],
-    *,
-    policies: Sequence[Policy | str] | None = None,
-    predictors: Sequence[Predictor | str] = (DEFAULT,),
-    syncs: Sequence[Synchroniser | str] = (LOCKSTEP,),
-    global_batch_size: int | None = None,
-    lag: int = 1,
-    steps_per_epoch: int = STEPS_PER_EPOCH,
-    communication_seconds: float = 0.0,
-    progress: Progress | None = None,
-) -> list[Row]:
-    """Replays traces under every policy, and every predictor where the policy uses one.
-
-    All steps count, including the first ones, in which no speed is known yet. The global batch
-    size is by default that of each recording; the other arguments are those of `chosen_runs`,
-    `SimConfig` and `run_experiments`.
-    """
-    if not traces:
-        raise ValueError("simulate needs at least one trace, got none: name a trace file")
-    experiments = []
-    for name, trace in zip(names_of(traces), traces, strict=True):
-        cluster = replay_trace(trace)
-        x = cluster.global_batch_size if global_batch_size is None else global_batch_size
-        config = SimConfig(x, lag, steps_per_epoch)
-        paid = FixedTime(communication_seconds)
-        experiments.append(Experiment(name, "trace", cluster, config, paid))
-    chosen = chosen_runs(policies, predictors, lag, syncs)
-    return [result.row for result in run_experiments(experiments, chosen, progress=progress)]
 
 
 def experiment_of(scenario: Scenario, lag: int = 1) -> Experiment:
@@ -161,7 +88,7 @@ def experiment_of(scenario: Scenario, lag: int = 1) -> Experiment:
         lag,
         scenario.steps_per_epoch,
         limits=scenario.limits(),
-        cost=scenario.curves() if scenario.profiles else None,
+        cost=scenario.curves() if scenario.profiles else "proportional",
         work=scenario.work,
         first_use_seconds=scenario.first_use_seconds,
     )
@@ -170,29 +97,19 @@ def experiment_of(scenario: Scenario, lag: int = 1) -> Experiment:
 
 
 def run_experiments(
-    experiments: Iterable[Experiment],
-    runs: Sequence[Run],
-    *,
-    goal: LearningTarget | None = None,
-    progress: Progress | None = None,
+    experiments: Iterable[Experiment], runs: Sequence[Run], *, progress: Progress | None = None
 ) -> Iterator[Result]:
     """Runs every combination on every cluster, and yields the results in the order of clusters.
 
     Clusters are read one by one.
     """
-    if goal is not None and not 0 < goal.accuracy <= 1:
-        raise ValueError(
-            f"target_accuracy must be in (0, 1], got {goal.accuracy!r}: give the fraction of test "
-            "samples to classify correctly"
-        )
     for experiment in experiments:
         oracle_seconds = run_oracle(experiment.cluster, experiment.together).total_seconds
-        cache: list[Floats] = []
         for run in runs:
             done = _play(experiment, run, progress)
-            curve = None if goal is None else _learn(goal.task, done, experiment, cache)
             row = Row(
-                trace=experiment.name if experiment.kind == "trace" else None,
+                kind=experiment.kind,
+                name=experiment.name,
                 sync=run.sync,
                 policy=run.policy,
                 predictor=run.predictor_name,
@@ -200,52 +117,29 @@ def run_experiments(
                 total_seconds=done.total_seconds,
                 waiting_share=done.waiting_share,
                 efficiency=oracle_seconds / done.total_seconds,
-                time_to_accuracy_seconds=curve.time_to(goal.accuracy) if curve and goal else None,
-                scenario=experiment.name if experiment.kind == "scenario" else None,
             )
-            yield Result(row, done, curve)
+            yield Result(row, done)
 
 
 def _play(experiment: Experiment, run: Run, progress: Progress | None) -> Timeline | AsyncRun:
-    def advance(steps: int) -> None:
-        if progress is not None:
-            progress(experiment.name, run.title, steps)
-
-    cluster, preemption = experiment.cluster, experiment.preemption
+    advance = None if progress is None else partial(progress, experiment.name, run.title)
+    cluster, spot = experiment.cluster, experiment.preemption
     even = experiment.config.global_batch_size // cluster.workers
     policy = build_policy(run.given_policy, cluster, even)
-    if run.has_common_steps and preemption is None:
-        return run_bsp(cluster, experiment.together, policy, run.predictor, advance)
-    config = experiment.together if run.has_common_steps else experiment.alone
+    config = experiment.together if run.sync == LOCKSTEP else experiment.alone
+    if run.sync == LOCKSTEP and spot is None:
+        return run_bsp(cluster, config, policy, run.predictor, advance)
     if config.work is not None:
         raise ValueError(
             f"scenarios with [work] need common steps, and workers that stay, got sync {run.sync} "
-            f"and preemption {preemption}: leave [work] out, or use sync bsp without preemption"
+            f"and preemption {spot}: leave [work] out, or use sync bsp without preemption"
         )
-    sync = SYNCHRONISERS.resolve(run.given_sync)
     return run_async(
-        cluster, config, sync, policy, run.predictor, preemption=preemption, progress=advance
+        cluster, config, run.synchroniser, policy, run.predictor, preemption=spot, progress=advance
     )
-
-
-def _learn(
-    task: Task, run: Timeline | AsyncRun, experiment: Experiment, cache: list[Floats]
-) -> Curve:
-    """Learns from a run; all runs with common steps make the same updates and share one result."""
-    x = experiment.config.global_batch_size
-    if isinstance(run, AsyncRun):
-        return learn(task, run, x)
-    if not cache:
-        cache.append(learned_in_step(task, x, len(run.sizes)))
-    return lockstep(cache[0], run)
 
 
 def figures(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:
     """Returns what ``lbbsp simulate --json`` writes; a row has a ``trace`` or a ``scenario``."""
-    kinds = ("trace", "scenario")
-    return {
-        "rows": [
-            {key: value for key, value in asdict(row).items() if key not in kinds or value}
-            for row in rows
-        ]
-    }
+    values = map(asdict, rows)
+    return {"rows": [{row.pop("kind"): row.pop("name"), **row} for row in values]}

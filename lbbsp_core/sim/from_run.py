@@ -105,16 +105,8 @@ def trace_from_run(path: str | Path) -> Trace:
     return Trace(folder if folder.name else folder.resolve(), names, tuple(series), notes)
 
 
-class _Usable(NamedTuple):
-    """Steps of a record that show the speeds of all workers, and notes on the others."""
-
-    header: RunHeader
-    lines: list[StepLine]
-    notes: tuple[str, ...]
-
-
-def _read(path: str | Path) -> _Usable:
-    """Reads the usable steps of a run."""
+def _read(path: str | Path) -> tuple[RunHeader, list[StepLine], tuple[str, ...]]:
+    """Reads the steps that show the speeds of all workers, and notes on the others."""
     try:
         run = read_run(path)
     except OSError as error:
@@ -127,7 +119,12 @@ def _read(path: str | Path) -> _Usable:
             "record a run of synchronous training with policy=Even()"
         )
     steps = run.with_same_workers()
-    usable = [line for line in steps if _is_usable(line)]
+    usable = [
+        line
+        for line in steps
+        if line.is_regular
+        and all(map(is_plausible, (*line.busy_seconds, *line.sizes, line.wall_seconds)))
+    ]
     if len(usable) < MIN_STEPS:
         raise ValueError(
             f"{path}: only {len(usable)} of {len(steps)} steps are usable, at least "
@@ -143,10 +140,4 @@ def _read(path: str | Path) -> _Usable:
             "the batch sizes change: this was no plain BSP run, and its speeds were measured at "
             "the batch sizes that its policy chose"
         )
-    return _Usable(run.header, usable, tuple(notes))
-
-
-def _is_usable(line: StepLine) -> bool:
-    """Returns whether a step is regular, and all workers were measured in it."""
-    numbers = [*line.busy_seconds, *line.sizes, line.wall_seconds]
-    return line.is_regular and all(map(is_plausible, numbers))
+    return run.header, usable, tuple(notes)

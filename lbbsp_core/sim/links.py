@@ -38,8 +38,7 @@ class ServerLinks:
         ValueError: An option is out of range.
 
     Example:
-        >>> links = ServerLinks(shard_seconds=1.0, transfer_seconds=1.0)
-        >>> pushes = links.queue()
+        >>> pushes = LinkQueue(ServerLinks(shard_seconds=1.0, transfer_seconds=1.0))
         >>> [pushes.transfer(now) for now in (0.0, 0.5, 5.0)]
         [1.0, 2.0, 6.0]
     """
@@ -51,10 +50,6 @@ class ServerLinks:
     def __post_init__(self) -> None:
         for name in ("shard_seconds", "transfer_seconds", "latency_seconds"):
             require_nonnegative(f"ServerLinks.{name}", getattr(self, name))
-
-    def queue(self) -> LinkQueue:
-        """Returns an empty queue for the transfers in one direction."""
-        return LinkQueue(self)
 
     def push_seconds(self, busy_seconds: Floats) -> Floats:
         """Returns when the pushes of synchronous steps arrive, with the queues of `LinkQueue`.

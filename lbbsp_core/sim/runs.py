@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from lbbsp_core.policy import FixedShares, Policy, require_asynchronous
+from lbbsp_core.policy import Policy, require_asynchronous
 from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import POLICIES, PREDICTORS, SYNCHRONISERS, Registry
 from lbbsp_core.sim.cluster import SimulatedCluster
@@ -30,15 +30,10 @@ class Run(NamedTuple):
 
     policy: str
     given_policy: Policy | str
-    sync: str = LOCKSTEP
-    given_sync: Synchroniser | str = LOCKSTEP
+    sync: str
+    synchroniser: Synchroniser
     predictor_name: str | None = None
     predictor: Predictor | None = None
-
-    @property
-    def has_common_steps(self) -> bool:
-        """True under plain BSP, where all workers are always in the same step."""
-        return self.sync == LOCKSTEP
 
     @property
     def title(self) -> str:
@@ -78,8 +73,8 @@ def chosen_runs(
         for name, predictor in _named(PREDICTORS, predictors).items()
     }
     runs = []
-    for sync, synchroniser in _named(SYNCHRONISERS, syncs).items():
-        SYNCHRONISERS.resolve(synchroniser)
+    for sync, given in _named(SYNCHRONISERS, syncs).items():
+        synchroniser = SYNCHRONISERS.resolve(given)
         for name, kind in kinds.items():
             if sync != LOCKSTEP and kind.needs_common_steps:
                 if policies is None:
@@ -116,10 +111,10 @@ def build_policy(given: Policy | str, cluster: SimulatedCluster, samples: int = 
     """
     if not isinstance(given, str) or not POLICIES.parse(given).accepts("shares"):
         return POLICIES.resolve(given)
-    return POLICIES.build(given, shares=profiled_shares(cluster, samples).shares)
+    return POLICIES.build(given, shares=profiled_shares(cluster, samples))
 
 
-def profiled_shares(cluster: SimulatedCluster, samples: int = 64) -> FixedShares:
+def profiled_shares(cluster: SimulatedCluster, samples: int = 64) -> tuple[float, ...]:
     """Returns static shares as a profile made beforehand gives them: speeds in the first fifth.
 
     Speed is samples over seconds at a constant batch, the harmonic mean.
@@ -127,4 +122,4 @@ def profiled_shares(cluster: SimulatedCluster, samples: int = 64) -> FixedShares
     even = np.full(cluster.workers, max(1, samples))
     first = range(max(1, cluster.steps // PROFILED))
     spent = np.sum([cluster.seconds(step, even) for step in first], axis=0)
-    return FixedShares(tuple((len(first) * even / spent).tolist()))
+    return tuple((len(first) * even / spent).tolist())

@@ -7,17 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from lbbsp_core.cost import Affine, Cost, Profile
-from lbbsp_core.sim.communication import (
-    Communication,
-    FixedTime,
-    ParameterServer,
-    RingAllReduce,
-)
+from lbbsp_core.cost import Cost, Profile
+from lbbsp_core.sim.communication import Communication, FixedTime, ParameterServer, RingAllReduce
 from lbbsp_core.sim.slowdowns import Constant, Disturbance, Lognormal, Markov, Noise, Pareto
 from lbbsp_core.sim.synthetic import (
     OMNILEARN,
@@ -28,16 +23,11 @@ from lbbsp_core.sim.synthetic import (
 )
 from lbbsp_core.sim.work import LognormalWork
 from lbbsp_core.types import Limits
-from lbbsp_core.validate import (
-    require_known,
-    require_nonnegative,
-    require_positive,
-    shortened,
-)
+from lbbsp_core.validate import require_known, require_nonnegative, require_positive, shortened
 
 T = TypeVar("T")
 
-_KINDS: Final[dict[str, dict[str, Callable[..., object]]]] = {
+_TABLES: Final[dict[str, Any]] = {
     "noise": {
         "constant": Constant,
         "lognormal": Lognormal,
@@ -49,6 +39,7 @@ _KINDS: Final[dict[str, dict[str, Callable[..., object]]]] = {
         "fixed": FixedTime, "ring": RingAllReduce, "parameter-server": ParameterServer,
     },
     "work": {"lognormal": LognormalWork},
+    "preemption": Preemption,
 }  # fmt: skip
 
 
@@ -105,8 +96,7 @@ class Scenario:
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
             value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (is_number and minimum <= value < _LARGEST and value == int(value)):
+            if type(value) not in (int, float) or not minimum <= value < _LARGEST or value % 1:
                 raise ValueError(
                     f"{name} must be a whole number >= {minimum} below 1e15, got {shortened(value)}"
                 )
@@ -144,25 +134,16 @@ class Scenario:
 
     def curves(self) -> list[Cost]:
         """Returns the undisturbed cost curves by rank."""
-        curves: Sequence[Cost]
         if self.profiles:
-            curves = self._profiles()
-        elif self.cores:
-            curves = cores(
-                self.cores, self.samples_per_second, self.overhead_seconds, self.serial_share
-            )
-        else:
-            curves = [
-                Affine(self.overhead_seconds, 1.0 / (speed * self.samples_per_second))
-                for speed in self.speeds or (1.0,)
-            ]
-        return _repeat(curves, self.size)
+            return _repeat(self._loaded, self.size)
+        counts, speed = self.cores or self.speeds or (1.0,), self.samples_per_second
+        return _repeat(cores(counts, speed, self.overhead_seconds, self.serial_share), self.size)
 
     def limits(self) -> list[Limits] | None:
         """Returns the limits that the memory of profiled GPUs sets; None without profiles."""
         if not self.profiles:
             return None
-        return _repeat([profile.limits() for profile in self._profiles()], self.size)
+        return _repeat([profile.limits() for profile in self._loaded], self.size)
 
     def cluster(self) -> SyntheticCluster:
         """Draws the cluster."""
@@ -175,12 +156,13 @@ class Scenario:
 
     def kinds(self) -> list[Scenario]:
         """Returns the scenario, or two of them that cut steps by count and by work."""
-        if self.work is None:
+        if self.work is None or self.work.known is not None:
             return [self]
-        kinds = self.work.kinds().items()
-        return [replace(self, name=self.name + suffix, work=work) for suffix, work in kinds]
+        cuts = {"count": replace(self.work, known=False), "work": replace(self.work, known=True)}
+        return [replace(self, name=f"{self.name} by {cut}", work=cuts[cut]) for cut in cuts]
 
-    def _profiles(self) -> list[Profile]:
+    @cached_property
+    def _loaded(self) -> list[Profile]:
         try:
             return [Profile.load(path) for path in self.profiles]
         except OSError as error:
@@ -196,32 +178,30 @@ _MOST_ITERATIONS = 500_000_000
 _MINIMUM = {"workers": 0, "steps": 1, "seed": 0, "global_batch_size": 0, "steps_per_epoch": 1}
 
 
-def _repeat(values: Sequence[T], size: int) -> list[T]:
+def _repeat(values: Sequence[Any], size: int) -> list[Any]:
     return [values[rank % len(values)] for rank in range(size)]
 
 
-PRESETS: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
-    {
-        "constant": {"speeds": [1, 1, 1, 0.5]},
-        "lognormal": {"noise": {"kind": "lognormal", "sigma": 0.3, "memory": 0.9}},
-        "pareto": {"noise": {"kind": "pareto", "alpha": 3.0}},
-        "markov": {"noise": {"kind": "markov"}},
-        "dbs": {"steps": 5000, "noise": {"kind": "dbs"}},
-        **{
-            f"omnilearn-{number}": {
-                "cores": [int(count) for count in layout.split("/")],
-                "samples_per_second": 64.0 / 12,
-                "noise": {"kind": "lognormal", "sigma": 0.1},
-            }
-            for number, layout in enumerate(OMNILEARN, start=1)
-        },
-        "lengths": {"global_batch_size": 64, "work": {"kind": "lognormal", "sigma": 1.0}},
-        "spot": {
+PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
+    "constant": {"speeds": [1, 1, 1, 0.5]},
+    "lognormal": {"noise": {"kind": "lognormal", "sigma": 0.3, "memory": 0.9}},
+    "pareto": {"noise": {"kind": "pareto", "alpha": 3.0}},
+    "markov": {"noise": {"kind": "markov"}},
+    "dbs": {"steps": 5000, "noise": {"kind": "dbs"}},
+    **{
+        f"omnilearn-{number}": {
+            "cores": [int(count) for count in layout.split("/")],
+            "samples_per_second": 64.0 / 12,
             "noise": {"kind": "lognormal", "sigma": 0.1},
-            "preemption": {"mean_up_seconds": 300.0, "mean_down_seconds": 60.0},
-        },
-    }
-)
+        }
+        for number, layout in enumerate(OMNILEARN, start=1)
+    },
+    "lengths": {"global_batch_size": 64, "work": {"kind": "lognormal", "sigma": 1.0}},
+    "spot": {
+        "noise": {"kind": "lognormal", "sigma": 0.1},
+        "preemption": {"mean_up_seconds": 300.0, "mean_down_seconds": 60.0},
+    },
+}
 """Built-in scenarios, by name."""
 
 
@@ -264,17 +244,14 @@ def read_scenario(table: Mapping[str, object], name: str, folder: Path | None = 
     known = [option.name for option in fields(Scenario)]
     for key in table:
         require_known("key", key, known)
-    values: dict[str, object] = {"name": name, **table}
+    values: dict[str, Any] = {"name": name, **table}
     for key in ("speeds", "cores", "profiles"):
         if key in values:
             values[key] = _as_tuple(key, values[key])
     if folder is not None and "profiles" in values:
-        paths = _as_tuple("profiles", values["profiles"])
-        values["profiles"] = tuple(str(folder / str(path)) for path in paths)
-    for key in sorted(_KINDS.keys() & values.keys()):
-        values[key] = _build_kind(key, _table(key, values))
-    if "preemption" in values:
-        values["preemption"] = _build("preemption", Preemption, _table("preemption", values))
+        values["profiles"] = tuple(str(folder / str(path)) for path in values["profiles"])
+    for key in sorted(_TABLES.keys() & values.keys()):
+        values[key] = _read_table(key, values[key])
     return _build("the scenario", Scenario, values)
 
 
@@ -290,19 +267,17 @@ def _as_tuple(key: str, value: object) -> tuple[object, ...]:
     return tuple(value)
 
 
-def _table(key: str, values: Mapping[str, object]) -> Mapping[str, object]:
-    table = values[key]
+def _read_table(key: str, table: object) -> object:
+    """Builds what a table describes by its options, and by its kind if there are several."""
     if not isinstance(table, Mapping):
         raise ValueError(f"{key} must be a table, got {table!r}: write [{key}] above it")
-    return table
-
-
-def _build_kind(key: str, table: Mapping[str, object]) -> object:
-    options, kinds = dict(table), _KINDS[key]
-    kind = options.pop("kind", None)
-    if kind is None:
-        raise ValueError(f"{key} must have a kind: one of {', '.join(kinds)}")
-    return _build(key, kinds[require_known(f"{key}.kind", str(kind), kinds)], options)
+    options, build = dict(table), _TABLES[key]
+    if isinstance(build, dict):
+        kind = options.pop("kind", None)
+        if kind is None:
+            raise ValueError(f"{key} must have a kind: one of {', '.join(build)}")
+        build = build[require_known(f"{key}.kind", str(kind), build)]
+    return _build(key, build, options)
 
 
 def _build(where: str, build: Callable[..., T], options: Mapping[str, object]) -> T:

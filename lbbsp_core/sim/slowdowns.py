@@ -20,12 +20,12 @@ class Slowdowns(NamedTuple):
     Args:
         slowness: Factor on the seconds of an iteration, shape ``(steps, workers)``; 1 is
             undisturbed.
-        delay_seconds: Seconds added to an iteration, whatever its batch, of the same shape;
-            None: no delays.
+        delay_seconds: Seconds added to an iteration, whatever its batch, of the same shape, or
+            the same for all.
     """
 
     slowness: Floats
-    delay_seconds: Floats | None = None
+    delay_seconds: Floats | float = 0.0
 
 
 class Noise(Protocol):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost import Affine, AffineArray, Cost, PiecewiseCost, Segment
+from lbbsp_core.cost import Affine, AffineArray, Cost, PiecewiseCost
+from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.events import Change
 from lbbsp_core.sim.slowdowns import Constant, Noise, Slowdowns
 from lbbsp_core.validate import require_fraction, require_nonnegative, require_positive
@@ -17,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class SyntheticCluster:
+class SyntheticCluster(SimulatedCluster):
     r"""Cluster whose workers have a cost curve each, slowed down from iteration to iteration.
 
     In step k, x samples take worker i ``slowness[k, i] * Gamma_i(x) + delay[k, i]`` seconds.
@@ -34,18 +36,24 @@ class SyntheticCluster:
 
     curves: Sequence[Cost]
     slowdowns: Slowdowns
-    _table: tuple[Floats, Floats, Floats] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.curves) != self.workers:
             raise ValueError(
                 f"curves must be one for each of the {self.workers} workers, got {len(self.curves)}"
             )
+
+    @cached_property
+    def _lines(self) -> AffineArray | None:
+        """Undisturbed curves in arrays if all of them are straight."""
         segments = [curve.segments() for curve in self.curves]
-        max_pieces = max(map(len, segments))
-        padded = [own + ((np.inf, 0.0, 0.0),) * (max_pieces - len(own)) for own in segments]
-        start, seconds, slope = np.moveaxis(np.array(padded, dtype=np.float64), 2, 0)
-        object.__setattr__(self, "_table", (start, seconds, slope))
+        if any(len(own) > 1 for own in segments):
+            return None
+        return AffineArray(*np.array([own[0][1:] for own in segments], np.float64).T)
+
+    @cached_property
+    def _delay_seconds(self) -> Floats:
+        return np.broadcast_to(self.slowdowns.delay_seconds, self.slowdowns.slowness.shape)
 
     @property
     def workers(self) -> int:
@@ -57,44 +65,20 @@ class SyntheticCluster:
         """Number of iterations drawn for each worker."""
         return int(self.slowdowns.slowness.shape[0])
 
-    def cost(self, rank: int, step: int) -> Cost:
+    def cost(self, rank: int, step: int) -> PiecewiseCost:
         """Returns the slowed-down curve of worker `rank` in its iteration `step`."""
-        slowness, delay = float(self.slowdowns.slowness[step, rank]), 0.0
-        if self.slowdowns.delay_seconds is not None:
-            delay = float(self.slowdowns.delay_seconds[step, rank])
-        pieces: tuple[Segment, ...] = tuple(
-            (start, slowness * seconds + delay, slowness * slope)
-            for start, seconds, slope in self.curves[rank].segments()
-        )
-        return (
-            Affine(*pieces[0][1:]) if len(pieces) == 1 and pieces[0][2] else PiecewiseCost(pieces)
-        )
+        slowness = float(self.slowdowns.slowness[step, rank])
+        delay = float(self._delay_seconds[step, rank])
+        pieces = self.curves[rank].segments()
+        return PiecewiseCost(tuple((x, slowness * t + delay, slowness * m) for x, t, m in pieces))
 
     def costs(self, step: int) -> Sequence[Cost]:
         """Returns the curves of all workers in a step, in arrays if all curves are straight."""
-        start, seconds, slope = self._table
-        if start.shape[1] > 1:
-            return [self.cost(rank, step) for rank in range(self.workers)]
+        if (lines := self._lines) is None:
+            return super().costs(step)
         slowness = self.slowdowns.slowness[step]
-        return AffineArray(slowness * seconds[:, 0] + self._delay(step), slowness * slope[:, 0])
-
-    def seconds(self, step: int, sizes: npt.NDArray[np.int64] | Floats) -> Floats:
-        """Returns the busy seconds of all workers, by the same arithmetic as `cost`."""
-        start, seconds, slope = self._table
-        piece = (sizes[:, None] >= start).sum(axis=1) - 1
-        ranks = np.arange(self.workers)
-        slowness = self.slowdowns.slowness[step]
-        at_start = slowness * seconds[ranks, piece] + self._delay(step)
-        busy: Floats = at_start + slowness * slope[ranks, piece] * (sizes - start[ranks, piece])
-        return busy
-
-    def drivers(self, rank: int, step: int) -> tuple[float, ...]:
-        """Returns no driving factors: synthetic workers have none."""
-        return ()
-
-    def _delay(self, step: int) -> Floats | float:
-        delay = self.slowdowns.delay_seconds
-        return 0.0 if delay is None else delay[step]
+        overhead = slowness * lines.overhead_seconds + self._delay_seconds[step]
+        return AffineArray(overhead, slowness * lines.seconds_per_sample)
 
 
 def synthetic_cluster(

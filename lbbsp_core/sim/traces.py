@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import csv
+import io
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.types import Measurement, Real, is_plausible
+from lbbsp_core.types import Measurement, is_plausible
 from lbbsp_core.validate import shortened
 
 REQUIRED = ("worker", "step", "samples", "busy_seconds")
+_REMEDY = "correct or remove the row"
 
 _LARGEST_INTEGER = 2**53
 LARGEST_DRIVER = 1e18
@@ -115,24 +119,20 @@ def write_trace(path: str | Path, trace: Trace) -> None:
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file, which a trace could replace: name another")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")  # which writes all digits of a float
+    writer.writerow(names)
+    for series in trace.series:
+        for step, one in zip(series.steps.tolist(), series.measurements, strict=True):
+            writer.writerow((series.worker, step, one.samples, one.busy_seconds, *one.drivers))
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with unfinished.open("x", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(names)
-            writer.writerows(_cells(trace))
+        unfinished.write_text(text.getvalue(), encoding="utf-8", newline="")
         unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-
-
-def _cells(trace: Trace) -> Iterator[tuple[Real, ...]]:
-    """Yields the numbers of each row; `csv` writes all digits of a float."""
-    for series in trace.series:
-        for step, one in zip(series.steps.tolist(), series.measurements, strict=True):
-            yield series.worker, step, one.samples, one.busy_seconds, *one.drivers
 
 
 def names_of(traces: Sequence[Trace]) -> list[str]:
@@ -167,8 +167,6 @@ def _series(
 ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
     """Reads the rows; returns the series of each worker, and notes on what was repaired."""
     found: dict[int, dict[int, tuple[int, Measurement]]] = {}  # line and values by worker and step
-    latest: dict[int, int] = {}
-    unsorted: dict[int, int] = {}  # first line that is out of order, by worker
     for line, cells in enumerate(reader, start=2):
         if not cells:
             continue
@@ -180,17 +178,12 @@ def _series(
                 f"line {own[step][0]}: keep one of the two"
             )
         own[step] = line, measurement
-        if step < latest.get(worker, -1):
-            unsorted.setdefault(worker, line)
-        latest[worker] = max(step, latest.get(worker, -1))
-    notes = [
-        f"worker {worker}: steps out of order from line {line}: sorted by step"
-        for worker, line in unsorted.items()
-    ]
-    series = []
+    series, notes = [], []
     for worker, own in sorted(found.items()):
         steps = np.array(sorted(own), np.int64)
         series.append(Series(worker, steps, tuple(own[step][1] for step in steps.tolist())))
+        if late := [own[step][0] for before, step in pairwise(own) if step < before]:
+            notes.append(f"worker {worker}: steps out of order from line {late[0]}: sorted by step")
         if missing := int(steps[-1] - steps[0]) + 1 - len(steps):
             notes.append(
                 f"worker {worker}: {missing} steps missing, the first is "
@@ -202,43 +195,39 @@ def _series(
 
 def _row(where: str, names: list[str], cells: list[str]) -> tuple[int, int, Measurement]:
     """Returns the worker, the step, and what was measured in it."""
-
-    def fault(name: str, text: str) -> TraceError:
-        return TraceError(f"{where}, column {name!r}: {text}")
-
     if len(cells) != len(names):
-        raise fault(
-            names[min(len(cells), len(names)) - 1],
-            f"{len(cells)} of {len(names)} columns: the line does not match the header; correct or "
-            "remove it",
+        name = names[min(len(cells), len(names)) - 1]
+        raise TraceError(
+            f"{where}, column {name!r}: {len(cells)} of {len(names)} columns: the line does not "
+            "match the header; correct or remove it"
         )
-    texts = dict(zip(names, cells, strict=True))
-    values = {name: _number(text) for name, text in texts.items()}
-    for name, value in values.items():
-        got = f"got {shortened(texts[name])}"
-        if value is None:
-            least = f"must be a finite number below {LARGEST_DRIVER:g}"
-            raise fault(name, f"{least}, {got}: correct or remove the row")
-        if name in ("worker", "step") and not (
-            0 <= value < _LARGEST_INTEGER and value == int(value)
-        ):
-            text = f"must be a whole number >= 0 below 2^53, {got}: correct or remove the row"
-            raise fault(name, text)
-        if name in ("samples", "busy_seconds") and value <= 0:
-            raise fault(name, f"must be > 0, {got}: remove the row (a missing step is allowed)")
-        if name in ("samples", "busy_seconds") and not is_plausible(value):
-            text = f"must be between 1e-12 and 1e12, {got}: correct the unit, or remove the row"
-            raise fault(name, text)
-    known = {name: value for name, value in values.items() if value is not None}
-    drivers = tuple(value for name, value in known.items() if name not in REQUIRED)
-    measurement = Measurement(known["samples"], known["busy_seconds"], drivers)
-    return int(known["worker"]), int(known["step"]), measurement
+    pairs = zip(names, cells, strict=True)
+    values = {name: _number(f"{where}, column {name!r}", name, text) for name, text in pairs}
+    worker, step, samples, busy_seconds = (values.pop(name) for name in REQUIRED)
+    return int(worker), int(step), Measurement(samples, busy_seconds, tuple(values.values()))
 
 
-def _number(text: str) -> float | None:
-    """Returns a finite number, small enough for squares and sums; None for anything else."""
+def _number(where: str, name: str, text: str) -> float:
+    """Reads a number of a column."""
     try:
         value = float(text)
     except ValueError:
-        return None
-    return value if abs(value) < LARGEST_DRIVER else None
+        value = math.nan
+    is_index, is_measured = name in REQUIRED[:2], name in REQUIRED[2:]
+    for is_kept, rule, remedy in (
+        (abs(value) < LARGEST_DRIVER, f"a finite number below {LARGEST_DRIVER:g}", _REMEDY),
+        (
+            not is_index or (0 <= value < _LARGEST_INTEGER and value % 1 == 0),
+            "a whole number >= 0 below 2^53",
+            _REMEDY,
+        ),
+        (not is_measured or value > 0, "> 0", "remove the row (a missing step is allowed)"),
+        (
+            not is_measured or is_plausible(value),
+            "between 1e-12 and 1e12",
+            "correct the unit, or remove the row",
+        ),
+    ):
+        if not is_kept:
+            raise TraceError(f"{where}: must be {rule}, got {shortened(text)}: {remedy}")
+    return value

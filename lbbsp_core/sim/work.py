@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -39,12 +39,6 @@ class LognormalWork:
         require_integer("work.seed", self.seed, 0)
         if self.known not in (True, False, None):
             raise ValueError(f"work.known must be true or false, got {self.known!r}")
-
-    def kinds(self) -> dict[str, LognormalWork]:
-        """Returns the two kinds of runs by the end of their names, or one that is chosen."""
-        if self.known is not None:
-            return {"": self}
-        return {" by count": replace(self, known=False), " by work": replace(self, known=True)}
 
 
 class SimulatedSamples:

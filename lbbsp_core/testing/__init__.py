@@ -1,4 +1,4 @@
-"""Contract checks for predictors, policies and synchronisers, ours and yours, and fakes.
+"""Contract checks for predictors, policies and synchronisers, ours and yours.
 
 A test of a new one needs one line::
 
@@ -8,13 +8,12 @@ A test of a new one needs one line::
 The checks are assertions, which ``python -O`` leaves out.
 """
 
-from lbbsp_core.testing.fakes import FakeClock, exchange_in_process
+from lbbsp_core.testing.fakes import exchange_in_process
 from lbbsp_core.testing.policies import check_plan, check_policy
 from lbbsp_core.testing.predictors import check_predictor
 from lbbsp_core.testing.synchronisers import check_synchroniser
 
 __all__ = [
-    "FakeClock",
     "check_plan",
     "check_policy",
     "check_predictor",

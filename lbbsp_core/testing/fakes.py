@@ -1,4 +1,4 @@
-"""Fakes for tests: a clock that the test advances, and an exchange within one process."""
+"""Fake for tests: an exchange within one process."""
 
 from __future__ import annotations
 
@@ -9,35 +9,6 @@ import numpy as np
 
 from lbbsp_core.runtime.exchange.protocol import WIDTH, StepMessage, decode, encode
 from lbbsp_core.runtime.loop.balancer import Balancer
-
-
-class FakeClock:
-    """Clock in nanoseconds that only `advance` moves, for example for a `BusyTimer`.
-
-    Args:
-        nanoseconds: First time that it shows.
-
-    Example:
-        >>> clock = FakeClock()
-        >>> clock.advance(1.5)
-        >>> clock()
-        1500000000
-    """
-
-    def __init__(self, nanoseconds: int = 0) -> None:
-        self._now = nanoseconds
-
-    def __call__(self) -> int:
-        """Returns the time, in nanoseconds."""
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Advances the clock.
-
-        Args:
-            seconds: Time to add, in seconds; negative for a clock that is set back.
-        """
-        self._now += round(seconds * 1e9)
 
 
 def exchange_in_process(

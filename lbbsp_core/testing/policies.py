@@ -5,24 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from lbbsp_core.cost import Affine, Cost
-from lbbsp_core.policy import BatchConstraints, Even, Observation, Policy, PolicyState, Sizes
-from lbbsp_core.testing._contract import (
-    SLACK,
-    check_flags,
-    check_value,
-    copied,
-    pickled,
-    unchanged,
-)
+from lbbsp_core.policy import BatchConstraints, Even, Observation, Policy, Sizes
+from lbbsp_core.testing._contract import SLACK, check_flags, check_value, copied, pickled, unchanged
 from lbbsp_core.types import Limits
-
-P = TypeVar("P", bound=PolicyState)
-T = TypeVar("T")
 
 _CHANGES = (0, 0, 1, 4, 16, 1000)  # samples by which limits differ from the even plan
 
@@ -30,9 +20,8 @@ _CLUSTERS = (
     BatchConstraints(64, (Limits(),) * 4),
     BatchConstraints(10, (Limits(1, 6), Limits(2), Limits(1))),
     BatchConstraints(100, (Limits(8, 64), Limits(8), Limits(16, 48)), granularity=8),
-    BatchConstraints(
-        96, (Limits(1, 48), Limits(1, 32), Limits(1, 16)), granularity=16
-    ),  # one plan only
+    # one plan only
+    BatchConstraints(96, (Limits(1, 48), Limits(1, 32), Limits(1, 16)), granularity=16),
     BatchConstraints(3, (Limits(),) * 3),
     BatchConstraints(7, (Limits(),)),
 )
@@ -119,35 +108,58 @@ def _around(source: random.Random, size: int, bounds: Limits) -> Limits:
     return Limits(max(low, bounds.minimum), high)
 
 
+class _Run(NamedTuple):
+    """Run of a policy under the constraints of `init` and of each step."""
+
+    policy: Policy
+    given: Sequence[BatchConstraints]
+    states: list[Any]  # the first one included
+    observations: list[Observation]
+
+    def again(
+        self, policy: Policy, state: Any, first: int = 0, *, with_costs: bool = True
+    ) -> Iterator[tuple[Sizes, Sizes]]:
+        """Yields the plans of the run from step `first` on, and those of a replay."""
+        expected, given = self.states[first + 1 :], self.given[first + 1 :]
+        for old, cluster, seen in zip(expected, given, self.observations[first:], strict=True):
+            if not with_costs:
+                seen = dataclasses.replace(seen, costs=(None,) * cluster.workers)
+            state = policy.update(state, cluster, seen)
+            yield old.sizes, state.sizes
+
+
 def _check_policy_run(
-    policy: Policy[P], source: random.Random, given: Sequence[BatchConstraints]
+    policy: Policy, source: random.Random, given: Sequence[BatchConstraints]
 ) -> None:
     """Checks a run under the constraints of `init` and of each step."""
     before = pickled(policy)
-    states, observations = _run_policy(policy, given, source)
+    run = _run_policy(policy, given, source)
     assert pickled(policy) == before, f"init or update changed {policy!r} itself"
-    _check_policy_replay(policy, given, states, observations)
-    _check_policy_flags(policy, given, states, observations)
-    _check_policy_states(policy, states)
+    _check_policy_replay(run)
+    _check_policy_flags(run)
+    sizes = [len(pickled(state)) for state in run.states]
+    half, late = max(sizes[: len(sizes) // 2]), max(sizes)
+    assert late <= half + SLACK * given[0].workers, (
+        f"the state of {policy!r} must stay small: {half}, {late} bytes"
+    )
 
 
-def _run_policy(
-    policy: Policy[P], given: Sequence[BatchConstraints], source: random.Random
-) -> tuple[list[P], list[Observation]]:
-    """Runs `policy` in a loop; returns its states, the first one included, and observations."""
+def _run_policy(policy: Policy, given: Sequence[BatchConstraints], source: random.Random) -> _Run:
+    """Runs a policy in a loop."""
     first, *later = given
-    states, observations = [policy.init(first)], []
-    check_plan(states[0].sizes, first)
+    run = _Run(policy, given, [policy.init(first)], [])
+    check_plan(run.states[0].sizes, first)
     speeds = [source.uniform(10.0, 100.0) for _ in first.limits]
     for step, cluster in enumerate(later):
         speeds = [v * source.choice((0.4, 2.5)) if source.random() < 0.1 else v for v in speeds]
-        used = states[max(0, len(states) - source.randint(1, 3))].sizes
+        used = run.states[max(0, len(run.states) - source.randint(1, 3))].sizes
         observation = _observe(source, step, used, speeds)
-        update = partial(policy.update, states[-1], cluster, observation)
-        states.append(unchanged("update", states[-1], update))
-        check_plan(states[-1].sizes, cluster)
-        observations.append(observation)
-    return states, observations
+        state = run.states[-1]
+        after = unchanged("update", state, partial(policy.update, state, cluster, observation))
+        check_plan(after.sizes, cluster)
+        run.states.append(after)
+        run.observations.append(observation)
+    return run
 
 
 def _observe(
@@ -174,68 +186,38 @@ def _observe(
     return Observation(step, sizes, busy, excluded, costs, last_of_epoch=source.random() < 0.2)
 
 
-def _check_policy_flags(
-    policy: Policy[P],
-    given: Sequence[BatchConstraints],
-    states: Sequence[P],
-    observations: Sequence[Observation],
-) -> None:
+def _check_policy_flags(run: _Run) -> None:
     """Checks `is_static` and `uses_costs` against what the policy did."""
-    changed = [state.sizes for state in states if state.sizes != states[0].sizes]
+    policy, first = run.policy, run.states[0]
+    changed = [state.sizes for state in run.states if state.sizes != first.sizes]
     assert not (policy.is_static and changed), (
-        f"{policy!r} changes its sizes from {states[0].sizes} to {changed[:1]}: is_static must "
-        "be False"
+        f"{policy!r} changes its sizes from {first.sizes} to {changed[:1]}: is_static must be False"
     )
     if not policy.uses_costs:
-        unknown = (None,) * given[0].workers
-        seen = [dataclasses.replace(each, costs=unknown) for each in observations]
-        without = _replayed(policy, states[0], given, seen)
-        for step, (state, other) in enumerate(zip(states[1:], without, strict=True)):
-            assert other.sizes == state.sizes, (
-                f"{policy!r} plans {state.sizes} with predicted costs and {other.sizes} without at "
-                f"step {step}: uses_costs must be True"
+        for step, (sizes, without) in enumerate(run.again(policy, first, with_costs=False)):
+            assert sizes == without, (
+                f"{policy!r} plans {sizes} with predicted costs and {without} without at step "
+                f"{step}: uses_costs must be True"
             )
 
 
-def _replayed(
-    policy: Policy[P], state: P, given: Sequence[BatchConstraints], seen: Sequence[Observation]
-) -> Iterator[P]:
-    """Yields the states after each observation."""
-    for observation, cluster in zip(seen, given[1:], strict=True):
-        state = policy.update(state, cluster, observation)
-        yield state
+def _check_policy_replay(run: _Run) -> None:
+    """Replays a run from its start, and from a state that was stored as JSON."""
+    twin = copied(run.policy)
+    for first in (0, len(run.observations) // 2):
+        state = _restored(run.states[first]) if first else twin.init(run.given[0])
+        for expected, got in run.again(twin, state, first):
+            assert got == expected, (
+                f"{run.policy!r} must decide the same from the same observations, got {got} after "
+                f"{expected} in a replay"
+            )
 
 
-def _check_policy_states(policy: Policy, states: Sequence[PolicyState]) -> None:
-    half = max(len(pickled(state)) for state in states[: len(states) // 2])
-    late = max(len(pickled(state)) for state in states)
-    allowed = half + SLACK * len(states[0].sizes)
-    assert late <= allowed, f"the state of {policy!r} must stay small: {half}, {late} bytes"
-
-
-def _restored(state: T) -> T:
+def _restored(state: Any) -> Any:
     """Returns the state after a round trip through JSON, as a checkpoint stores it."""
-    restored: Callable[..., T] = type(state)
-    return restored(*_to_tuples(json.loads(json.dumps(state))))
+    return type(state)(*_to_tuples(json.loads(json.dumps(state))))
 
 
 def _to_tuples(value: Any) -> Any:
     """Returns `value` with all lists, which JSON makes of tuples, as tuples again."""
     return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
-
-
-def _check_policy_replay(
-    policy: Policy[P],
-    given: Sequence[BatchConstraints],
-    states: Sequence[P],
-    observations: Sequence[Observation],
-) -> None:
-    twin: Policy[P] = copied(policy)
-    for first in (0, len(observations) // 2):
-        state = _restored(states[first]) if first else twin.init(given[0])
-        again = _replayed(twin, state, given[first:], observations[first:])
-        for expected, got in zip(states[first + 1 :], again, strict=True):
-            assert got.sizes == expected.sizes, (
-                f"{policy!r} must decide the same from the same observations, got {got.sizes} "
-                f"after {expected.sizes} in a replay"
-            )

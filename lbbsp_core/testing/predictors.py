@@ -131,10 +131,7 @@ def _check_bounded(predictor: Predictor, series: Sequence[Measurement]) -> None:
 
 def _check_arrays(predictor: Predictor, workers: Sequence[Sequence[Measurement]]) -> None:
     joint = [
-        Measurement(
-            np.array([one.samples for one in row], dtype=float),
-            np.array([one.busy_seconds for one in row]),
-        )
+        Measurement(*np.array([(one.samples, one.busy_seconds) for one in row], float).T)
         for row in zip(*workers, strict=True)
     ]
     together, _ = _drive(predictor, predictor.init(), joint)

@@ -8,19 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
-from lbbsp_core.sim.events import Change, play, schedule
+from lbbsp_core.sim.events import Change, EventLoop, schedule
 from lbbsp_core.sync import SyncDecision, Synchroniser
-from lbbsp_core.testing._contract import (
-    check_flags,
-    check_value,
-    copied,
-    pickled,
-    unchanged,
-)
+from lbbsp_core.testing._contract import check_flags, check_value, copied, pickled, unchanged
 
-S = TypeVar("S")
+Decided = tuple[Any, SyncDecision]
+"""A state, and what was decided."""
 
 
 def check_synchroniser(
@@ -55,8 +50,8 @@ def check_synchroniser(
         source, workers = random.Random(seed), (1, 2, 3, 7)[seed % 4]
         monitor = _Monitor(synchroniser, max_lead)
         changes = _changes(source, workers) if seed >= 2 else ()
-        played = play(monitor, _noisy_seconds(source), workers=workers, changes=changes)
-        deque(islice(played, pushes), maxlen=0)
+        loop = EventLoop(monitor, _noisy_seconds(source), workers)
+        deque(islice(loop.run(changes), pushes), maxlen=0)
         monitor.check_replay()
         kept += monitor.kept_pushes
         _check_all_enter(synchroniser, _noisy_seconds(source), workers)
@@ -66,26 +61,26 @@ def check_synchroniser(
     _check_refusals(synchroniser)
 
 
-class _Monitor(Generic[S]):
+class _Monitor:
     """A synchroniser that passes all events on to another one and checks its decisions."""
 
     keeps_pushes: ClassVar[bool] = True
 
-    def __init__(self, inner: Synchroniser[S], max_lead: float) -> None:
+    def __init__(self, inner: Synchroniser, max_lead: float) -> None:
         self._inner, self._max_lead = inner, max_lead
         self._pickled = pickled(inner)
         self._counts: dict[int, int] = {}  # pushes of each active worker since the last barrier
         self._running: set[int] = set()
         self._kept: set[int] = set()  # workers with a push that has not entered the model
-        self._calls: list[tuple[str, S, int, float, tuple[S, SyncDecision]]] = []
+        self._calls: list[tuple[str, Any, int, float, Decided]] = []
         self.kept_pushes = 0
 
-    def init(self, workers: int, now: float = 0.0) -> S:
+    def init(self, workers: int, now: float = 0.0) -> Any:
         self._counts = dict.fromkeys(range(workers), 0)
         self._running = set(self._counts)
         return self._inner.init(workers, now)
 
-    def push(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
+    def push(self, state: Any, worker: int, now: float) -> Decided:
         self._running.remove(worker)
         self._kept.add(worker)
         self._counts[worker] += 1
@@ -96,17 +91,17 @@ class _Monitor(Generic[S]):
         self.kept_pushes += worker not in decision.aggregate
         return after, decision
 
-    def finish(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
+    def finish(self, state: Any, worker: int, now: float) -> Decided:
         self._running.discard(worker)
         del self._counts[worker]
         return self._call("finish", state, worker, now)
 
-    def join(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
+    def join(self, state: Any, worker: int, now: float) -> Decided:
         self._kept.discard(worker)
         self._counts[worker] = min(self._counts.values(), default=0)
         return self._call("join", state, worker, now)
 
-    def _call(self, name: str, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
+    def _call(self, name: str, state: Any, worker: int, now: float) -> Decided:
         transition = partial(getattr(self._inner, name), state, worker, now)
         after, decision = unchanged(name, state, transition)
         self._calls.append((name, state, worker, now, (after, decision)))

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import lbbsp_tf
 from lbbsp_core import Affine, FixedShares, Limits, LoadBalanced, Narx, Profile
+from lbbsp_core.cost.profile_file import write_document
 
 SAMPLES, X = 48, 16
 rng = np.random.default_rng(0)
@@ -102,7 +103,8 @@ def test_a_loop_over_arrays_which_would_train_on_single_samples_is_refused(data)
 
 
 def test_options_are_taken_by_name(tmp_path):
-    Profile([8, 16], [0.1, 0.2]).save(tmp_path / "gpu.json")
+    points = [{"batch": 8, "seconds": 0.1}, {"batch": 16, "seconds": 0.2}]
+    write_document(tmp_path / "gpu.json", {"schema": 1, "points": points})
     named = balancer(
         policy="lbbsp", min_gain=0, predictor="narx", cost=str(tmp_path / "gpu.json"), limits=X
     )

@@ -134,12 +134,12 @@ def test_fixed_shares_of_another_number_of_workers() -> None:
 
 
 def test_fixed_shares_by_cores_and_by_flops() -> None:
-    assert FixedShares.by_cores([9, 12, 18]).init(three(78)).sizes == (18, 24, 36)
-    assert FixedShares.by_flops([65e12, 65e12, 130e12]).init(three(80)).sizes == (20, 20, 40)
-    with pytest.raises(ValueError, match="cores must be finite and > 0, got 0"):
-        FixedShares.by_cores([4, 0])
-    with pytest.raises(ValueError, match="flops_per_second must be finite and > 0, got -1"):
-        FixedShares.by_flops([-1.0])
+    assert FixedShares((9, 12, 18)).init(three(78)).sizes == (18, 24, 36)
+    assert FixedShares((65e12, 65e12, 130e12)).init(three(80)).sizes == (20, 20, 40)
+    with pytest.raises(ValueError, match="shares must be finite and > 0, got 0"):
+        FixedShares((4, 0))
+    with pytest.raises(ValueError, match="shares must be finite and > 0, got -1"):
+        FixedShares((-1.0,))
 
 
 # LoadBalanced

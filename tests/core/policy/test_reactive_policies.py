@@ -273,7 +273,7 @@ def test_control_starts_from_the_open_loop() -> None:
     """Ratings of 9, 12 and 18 cores; the true speeds are as 1 to 1 to 2."""
     constraints, policy = cluster_of(156, workers=3), control(ratings=(9, 12, 18))
     first = policy.init(constraints).sizes
-    assert first == FixedShares.by_cores([9, 12, 18]).init(constraints).sizes == (36, 48, 72)
+    assert first == FixedShares((9, 12, 18)).init(constraints).sizes == (36, 48, 72)
     states = closed_loop(policy, constraints, lambda i, x: x / (1, 1, 2)[i], 2)
     assert states[-1].sizes == (39, 39, 78)
     assert policy.init(BatchConstraints(156, (Limits(1, 30), Limits(), Limits()))).sizes[0] == 30

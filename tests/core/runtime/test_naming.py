@@ -1,5 +1,6 @@
 """Options by name, by file and as objects."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +51,8 @@ READERS = {
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     path = tmp_path / "gpu.json"
-    Profile([8, 16], [0.1, 0.2], out_of_memory_at=20).save(path)
+    points = [{"batch": 8, "seconds": 0.1}, {"batch": 16, "seconds": 0.2}]
+    path.write_text(json.dumps({"schema": 1, "points": points, "out_of_memory_at": 20}))
     return path
 
 

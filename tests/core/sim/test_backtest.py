@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import typer
+from tables import simulate
 from typer.testing import CliRunner
 
 from lbbsp_core import Ema, LastValue, Measurement, Narx, Proportional, allocate
 from lbbsp_core.cli.evaluate import evaluate as command
 from lbbsp_core.sim import Series, Trace, TraceError, read_trace, write_trace
 from lbbsp_core.sim.backtest import DEFAULT, contenders, evaluate
-from lbbsp_core.sim.experiment import simulate
 
 TRACES = Path(__file__).parents[3] / "traces"
 NAMES = [

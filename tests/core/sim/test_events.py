@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, SyncDecision, Synchroniser
-from lbbsp_core.sim import Change, Iteration, play, schedule
+from lbbsp_core.sim import Change, schedule
+from lbbsp_core.sim.events import EventLoop, Iteration
 
 
 def test_an_asynchronous_run_by_hand() -> None:
     """Worker 0 pushes at 2, 4, 6, worker 1 at 3, 7: five updates."""
-    run = list(play(ASP(), [[2.0, 2.0, 2.0], [3.0, 4.0, 9.0]]))
+    run = list(EventLoop(ASP(), [[2.0, 2.0, 2.0], [3.0, 4.0, 9.0]]).run())
     assert run[:5] == [
         Iteration(0, 0, 0.0, 2.0, 2.0, version=0, staleness=0, update=0),
         Iteration(1, 0, 0.0, 3.0, 3.0, version=0, staleness=1, update=1),
@@ -64,7 +65,7 @@ def test_versions_updates_and_staleness_agree(synchroniser: Synchroniser, seed: 
 
 
 def test_without_an_end_it_goes_on() -> None:
-    run = list(islice(play(BSP(), lambda worker, _: worker + 1.0, workers=2), 2001))
+    run = list(islice(EventLoop(BSP(), lambda worker, _: worker + 1.0, 2).run(), 2001))
     assert run[-1].iteration == 1000
     assert run[-1].release == 2.0 * 1001
 

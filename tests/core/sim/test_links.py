@@ -30,6 +30,7 @@ from lbbsp_core.sim import (
     synthetic_cluster,
 )
 from lbbsp_core.sim.experiment import experiment_of, run_experiments
+from lbbsp_core.sim.links import LinkQueue
 from lbbsp_core.sim.runs import chosen_runs
 
 SYNCS = (BSP(), SSP(2), ASP(), DSSP(1, 4), ElasticBSP(4))
@@ -62,7 +63,7 @@ def test_no_link_moves_more_bytes_than_its_bandwidth(sync: Synchroniser, servers
         computed[worker, iteration] = busy
         return busy
 
-    run = schedule(sync, seconds, workers=7, iterations=6, links=server.links())
+    run = schedule(sync, seconds, workers=7, iterations=6, links=server.alone())
     keys = zip(run.worker.tolist(), run.iteration.tolist(), strict=True)
     busy = np.array([computed[key] for key in keys])
     assert (run.push - run.start >= 2.0 - 1e-9 + busy).all(), "push and pull take 1 s each alone"
@@ -74,7 +75,7 @@ def test_no_link_moves_more_bytes_than_its_bandwidth(sync: Synchroniser, servers
 def test_sixteen_workers_share_one_link() -> None:
     """Alone, each would push every 3 s: 16 of them 5.3 GB/s. The link moves 1 GB/s."""
     server = ParameterServer(GIGABYTE, GIGABYTE)
-    run = schedule(ASP(), lambda *_: 1.0, workers=16, iterations=50, links=server.links())
+    run = schedule(ASP(), lambda *_: 1.0, workers=16, iterations=50, links=server.alone())
     rate = len(run.push) * GIGABYTE / run.total_seconds
     assert 0.99 * GIGABYTE < rate <= GIGABYTE
     assert np.diff(np.sort(run.push)).min() >= 1.0 - 1e-9
@@ -84,8 +85,8 @@ def test_one_worker_is_charged_the_closed_form() -> None:
     server = ParameterServer(8e6, 1e6, 0.25, servers=2)
     cluster = synthetic_cluster(cores([2], 1.0), 10, noise=NOISE)
     busy = run_bsp(cluster, SimConfig(8), Even()).total_seconds
-    expected = busy + 10 * server.seconds_alone()
-    config = SimConfig(8, links=server.links())
+    expected = busy + 10 * 2 * (8.0 + 0.25)
+    config = SimConfig(8, links=server.alone())
     assert run_bsp(cluster, config, Even()).total_seconds == pytest.approx(expected)
     for sync in SYNCS:
         assert run_async(cluster, config, sync).total_seconds == pytest.approx(expected)
@@ -95,13 +96,10 @@ def test_one_worker_is_charged_the_closed_form() -> None:
 def test_simultaneous_transfers_take_the_closed_form(
     workers: int, servers: int, latency: float
 ) -> None:
-    """All push at once, then all pull at once: the queue gives the formula of the class."""
-    server = ParameterServer(3.0, 2.0, latency, servers)
-    total = 0.0
-    for _ in range(2):
-        queue = server.links().queue()
-        total += max(queue.transfer(0.0) for _ in range(workers))
-    assert total == pytest.approx(server.seconds(workers))
+    """All push at once: the queue gives the closed form."""
+    queue = LinkQueue(ParameterServer(3.0, 2.0, latency, servers).alone())
+    last = max(queue.transfer(0.0) for _ in range(workers))
+    assert last == pytest.approx(max(1.0, workers / servers) * 3.0 / 2.0 + latency)
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
@@ -109,7 +107,7 @@ def test_arrays_queue_as_the_event_loop_does(workers: int, servers: int, seed: i
     """Every push of a synchronous run arrives at the same time in both engines."""
     rng = np.random.default_rng(seed)
     busy = rng.integers(1, 9, (5, workers)) / 2.0  # many ties
-    links = ParameterServer(rng.uniform(0.1, 3.0), 1.0, rng.uniform(0.0, 0.5), servers).links()
+    links = ParameterServer(rng.uniform(0.1, 3.0), 1.0, rng.uniform(0.0, 0.5), servers).alone()
     pushes = links.push_seconds(busy)
     barriers = np.concatenate([[0.0], np.cumsum(pushes.max(axis=1))])
     run = schedule(BSP(), busy.T, links=links)
@@ -121,7 +119,7 @@ def test_arrays_queue_as_the_event_loop_does(workers: int, servers: int, seed: i
 @pytest.mark.parametrize("policy", [Even(), LoadBalanced()])
 def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
     cluster = synthetic_cluster(UNEQUAL, 60, noise=NOISE)
-    config = SimConfig(97, links=ParameterServer(2.0, 4.0, 0.01, servers=2).links())
+    config = SimConfig(97, links=ParameterServer(2.0, 4.0, 0.01, servers=2).alone())
     events = run_async(cluster, config, BSP(), policy, Ema(0.5))
     in_step = run_bsp(cluster, config, policy, Ema(0.5))
     assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-9)
@@ -174,7 +172,7 @@ def test_a_scenario_queues_under_every_synchroniser() -> None:
     slow = ParameterServer(2.0, 1.0)
     scenario = Scenario("s", workers=4, steps=50, communication=slow)
     experiment = experiment_of(scenario)
-    assert experiment.together.links == experiment.alone.links == slow.links()
+    assert experiment.together.links == experiment.alone.links == slow.alone()
     assert experiment.together.communication_seconds == 0.0
     runs = chosen_runs(["bsp"], ["last"], syncs=["bsp", "asp", "ssp:3"])
     bsp, asp, ssp = [r.row.total_seconds for r in run_experiments([experiment], runs)]

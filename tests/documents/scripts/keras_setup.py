@@ -1,5 +1,7 @@
 """Names that the documents about Keras use without a definition, for one process."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -7,6 +9,7 @@ import tensorflow as tf
 import lbbsp_core
 import lbbsp_tf
 from lbbsp_core import Profile
+from lbbsp_core.cost.profile_file import write_document
 
 X = 256
 keras.utils.set_random_seed(0)
@@ -46,4 +49,5 @@ balancer = lbbsp_tf.LoadBalancer(strategy, X)
 with strategy.scope():
     model = build()
     model.compile(...)
-Profile([1, 2, 4, 300], [0.1, 0.2, 0.3, 0.4]).save("gpu.json")
+points = [{"batch": batch, "seconds": 0.1 + 0.001 * batch} for batch in (1, 2, 4, 300)]
+write_document(Path("gpu.json"), {"schema": 1, "points": points})

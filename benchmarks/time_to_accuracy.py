@@ -1,4 +1,6 @@
-r"""Stochastic gradient descent along a simulated schedule: accuracy over virtual time.
+r"""Measures the virtual time to an accuracy: gradient descent along simulated schedules.
+
+    python benchmarks/time_to_accuracy.py omnilearn-4 --sync bsp,ssp:3,asp --policies bsp,lbbsp
 
 A simulated schedule records from which version of the model each gradient is computed, and which
 update applies it. This module trains accordingly, with real gradients::
@@ -10,10 +12,13 @@ workers of a step, it is one of plain batch-X gradient descent; an update from a
 the model in proportion to its samples. Every sample has the same weight under every synchroniser,
 so that synchronisers differ in staleness and time only (ours; systems that apply each push with
 the full eta need a different eta for each synchroniser).
+
+The data are scikit-learn's digits, the models softmax regression and a multilayer perceptron.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.order import SampleStream
-from lbbsp_core.sim.asynchronous import AsyncRun
-from lbbsp_core.sim.engine import Timeline
-from lbbsp_core.sim.events import Schedule
+from lbbsp_core.sim import AsyncRun, Schedule, Timeline, load_scenario
+from lbbsp_core.sim.experiment import experiment_of, run_experiments
+from lbbsp_core.sim.runs import chosen_runs
 from lbbsp_core.validate import require_positive
 
 Floats = npt.NDArray[np.float64]
@@ -51,18 +56,9 @@ class Data(NamedTuple):
 
 @lru_cache(maxsize=1)
 def digits() -> Data:
-    """Loads scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; every fifth is a test sample.
+    """Loads scikit-learn's 1,797 digits of 8 x 8 pixels; every fifth is a test sample."""
+    from sklearn.datasets import load_digits
 
-    Raises:
-        ModuleNotFoundError: scikit-learn is not installed.
-    """
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "time to accuracy is measured on scikit-learn's digits, and scikit-learn is not "
-            "installed: pip install 'lbbsp[demo]'"
-        ) from error
     x, y = load_digits(return_X_y=True)
     x, y = x / 16.0, y.astype(np.int64)
     test = np.arange(len(y)) % 5 == 4
@@ -226,16 +222,7 @@ class Curve(NamedTuple):
 
 
 def learn(task: Task, run: Timeline | AsyncRun, global_batch_size: int) -> Curve:
-    """Trains along a simulated run.
-
-    Args:
-        task: Learning task.
-        run: Synchronous or asynchronous run.
-        global_batch_size: X, in samples.
-
-    Returns:
-        Test accuracy over virtual time.
-    """
+    """Trains along a simulated run of X samples a step; returns the accuracy over virtual time."""
     if isinstance(run, Timeline):
         return lockstep(learned_in_step(task, global_batch_size, len(run.sizes)), run)
     return learn_schedule(task, run.schedule, run.sizes, global_batch_size)
@@ -265,16 +252,7 @@ def learn_schedule(task: Task, run: Schedule, sizes: Ints, global_batch_size: in
     """Trains in the order and with the staleness of a schedule.
 
     Samples are assigned in the order in which iterations start. Gradients that were never
-    applied are left out, together with their samples.
-
-    Args:
-        task: Learning task.
-        run: Schedule of all iterations.
-        sizes: Batch size of each iteration of `run`, in samples, shape ``(pushes,)``.
-        global_batch_size: X, in samples.
-
-    Returns:
-        Test accuracy over virtual time.
+    applied are left out, together with their samples. `sizes` has the samples of each iteration.
     """
     take = task.stream()
     first_sample = _first_samples(run, sizes)
@@ -316,3 +294,26 @@ def _updates(run: Schedule) -> Iterator[Ints]:
     applied = np.flatnonzero(run.update >= 0)
     applied = applied[np.argsort(run.update[applied], kind="stable")]
     return iter(np.split(applied, np.flatnonzero(np.diff(run.update[applied])) + 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("scenario", help="name of a built-in scenario, or a TOML file")
+    parser.add_argument("--sync", default="bsp", metavar="A,B")
+    parser.add_argument("--policies", default="bsp,lbbsp", metavar="A,B")
+    parser.add_argument("--target", type=float, default=0.95, help="accuracy to reach, in (0, 1]")
+    parser.add_argument("--model", choices=MODELS, default="softmax")
+    parser.add_argument("--learning-rate", type=float, default=0.5, help="of X samples")
+    options = parser.parse_args()
+    scenario = load_scenario(options.scenario)
+    task = Task(digits(), MODELS[options.model](), options.learning_rate)
+    runs = chosen_runs(options.policies.split(","), ["ema0.5"], 1, options.sync.split(","))
+    print("| run | total, s | efficiency | to the accuracy, s |\n|---|---|---|---|")
+    for row, run in run_experiments([experiment_of(scenario)], runs):
+        reached = learn(task, run, scenario.total).time_to(options.target)
+        shown = "never" if reached is None else f"{reached:.1f}"
+        print(f"| {row.title} | {row.total_seconds:.1f} | {row.efficiency:.4f} | {shown} |")
+
+
+if __name__ == "__main__":
+    main()

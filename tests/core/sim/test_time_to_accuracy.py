@@ -6,20 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from lbbsp_core import ASP, BSP, SSP, ElasticBSP, Even, LastValue, LoadBalanced, Synchroniser
-from lbbsp_core.sim import (
+from time_to_accuracy import (
     Data,
-    Lognormal,
     Mlp,
-    SimConfig,
     Softmax,
     Task,
-    Timeline,
-    cores,
+    digits,
     learn,
     learn_schedule,
     learned_in_step,
+)
+
+from lbbsp_core import ASP, BSP, SSP, ElasticBSP, Even, LastValue, LoadBalanced, Synchroniser
+from lbbsp_core.sim import (
+    Lognormal,
+    SimConfig,
+    Timeline,
+    cores,
     run_async,
     run_bsp,
     schedule,
@@ -143,22 +146,11 @@ def test_the_stream_goes_through_every_epoch() -> None:
 
 def test_digits_are_learned() -> None:
     pytest.importorskip("sklearn")
-    from lbbsp_core.sim import digits
-
     data = digits()
     assert (len(data.y), len(data.test_y)) == (1438, 359)
     accuracies = learned_in_step(Task(data, Softmax(), 0.5), 256, 60)
     assert accuracies[0] < 0.2
     assert accuracies[-1] > 0.9
-
-
-def test_without_scikit_learn_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lbbsp_core.sim import digits
-
-    digits.cache_clear()
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lbbsp\[demo\]'"):
-        digits()
 
 
 def test_a_rate_out_of_range() -> None:
