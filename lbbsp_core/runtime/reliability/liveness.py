@@ -31,9 +31,9 @@ def daemon_thread(target: Callable[[], None], name: str) -> threading.Thread:
 class Watch:
     """Thread that asks a source regularly for a reason to end the process, and then ends it.
 
-    `look` takes the seconds since the last look, and returns why the process must end, or None. An
-    error in it has no effect: the next look may succeed. `name` returns the name of the process for
-    the message.
+    `look` takes the seconds since the last look, at first about 0, and returns why the process must
+    end, or None. An error in it has no effect: the next look may succeed. `name` returns the name
+    of the process for the message.
     """
 
     # Each source has a thread of its own: one that has to wait for a connection or a lock must not
@@ -51,11 +51,10 @@ class Watch:
         self._stopped = threading.Event()
         self._thread = daemon_thread(self._run, "lbbsp-watch")
 
-    def start(self) -> bool:
-        """Starts the thread; returns whether it was not started before."""
-        if starts := self._thread.ident is None:
+    def start(self) -> None:
+        """Starts the thread, once."""
+        if self._thread.ident is None:
             self._thread.start()
-        return starts
 
     def stop(self) -> None:
         """Stops after the look in progress."""
@@ -67,17 +66,17 @@ class Watch:
 
     def _run(self) -> None:
         before = time.monotonic()
-        while not self._stopped.wait(self._pause_seconds):
-            now = time.monotonic()
+        while not self._stopped.is_set():
+            now, why = time.monotonic(), None
             try:
                 why = self._look(now - before)
             except Exception:
                 logger.debug("a look has failed", exc_info=True)
-                why = None
             before = now
             if why is not None:
                 self._end(1, f"lbbsp: {why}" + (f"; {self._name()} ends" if self._name else ""))
                 return
+            self._stopped.wait(self._pause_seconds)
 
 
 class Watchdog:
