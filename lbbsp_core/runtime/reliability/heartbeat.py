@@ -82,7 +82,6 @@ class Board(Protocol):
     @property
     def holder(self) -> int | str:
         """Worker that keeps the rows, or a name of what keeps them: "a parameter server"."""
-        ...
 
     def post(self, row: Sequence[int]) -> None:
         """Replaces this worker's row of `WIDTH` integers in [0, 2^24)."""
