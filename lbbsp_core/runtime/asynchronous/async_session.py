@@ -27,23 +27,15 @@ from lbbsp_core.runtime.asynchronous.coordination import (
     CoordinatorService,
     Question,
     Table,
-    log_request,
     question_table,
     read_answer,
     read_log,
 )
 from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
+from lbbsp_core.runtime.exchange import protocol
 from lbbsp_core.runtime.exchange.collectives import to_integers
 from lbbsp_core.runtime.exchange.identity import Identity
-from lbbsp_core.runtime.exchange.protocol import (
-    LINE,
-    DisagreementError,
-    PeerInfo,
-    StepMessage,
-    curve,
-    fingerprint,
-    quantise,
-)
+from lbbsp_core.runtime.exchange.protocol import LINE, PeerInfo, StepMessage, fingerprint
 from lbbsp_core.runtime.loop.bounds import FIXED, BatchBounds, Situation, last, narrow
 from lbbsp_core.runtime.loop.step_meter import StepMeter
 from lbbsp_core.runtime.options.naming import described, limits_by_rank
@@ -288,8 +280,8 @@ class AsyncSession:
         self._first_uses = self._first_uses.after(
             samples, busy_seconds, forecast, excluded=excluded
         )
-        slope, overhead = quantise(*self._estimator.predict(self._estimate, drivers))
-        self._forecast = curve(StepMessage(slope, overhead, 0, 0))
+        slope, overhead = protocol.quantise(*self._estimator.predict(self._estimate, drivers))
+        self._forecast = protocol.curve(StepMessage(slope, overhead, 0, 0))
         return slope, overhead, excluded
 
     def _update_if(self, last: int) -> None:
@@ -301,7 +293,7 @@ class AsyncSession:
     def _compare(self, fact: int, mine: str) -> None:
         """Raises an error if another worker has another value of a fact."""
         if self._ask(Question.COMPARE, fact, fingerprint(mine)).first != fingerprint(mine):
-            raise DisagreementError(
+            raise protocol.DisagreementError(
                 f"workers disagree on sync, batches, policy, parameters or samples: worker "
                 f"{self.servers.rank} has {mine}, and another worker has different values; start "
                 "all workers with the same ones"
@@ -344,6 +336,6 @@ class AsyncSession:
             )
             self._record = open_record(self._record_path, header)
         while self._record is not None and self._recorded < self._answer.pushes:
-            for line in read_log(self.servers.exchange_log(log_request(self._recorded))):
+            for line in read_log(self.servers.exchange_log, self._recorded):
                 self._record.write(line)
                 self._recorded += 1

@@ -8,6 +8,7 @@ an array of float32 (`runtime.exchange.protocol` describes how it carries intege
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -93,16 +94,11 @@ def question_table(workers: int, rank: int, question: Question, number: int, *va
     return table
 
 
-def log_request(first: int) -> Table:
-    """Creates a table that requests the pushes from number `first` on."""
-    table = empty_log()
-    table[0] = _padded([first], LOG_WIDTH)
-    return table
-
-
-def read_log(table: Table) -> list[PushLine]:
-    """Reads the pushes in a table that `CoordinatorService.log` has returned."""
-    (count, *_), *rows = map(unpack, table)
+def read_log(exchange: Callable[[Table], Table], first: int) -> list[PushLine]:
+    """Reads pushes from number `first` on; `exchange` calls `CoordinatorService.log`."""
+    request = empty_log()
+    request[0] = _padded([first], LOG_WIDTH)
+    (count, *_), *rows = map(unpack, exchange(request))
     return [PushLine.from_integers(row) for row in rows[:count]]
 
 
@@ -139,7 +135,8 @@ class CoordinatorService:
     def log(self, table: Table) -> Table:
         """Returns the log from a push on: a row with the number of pushes, then one row for each.
 
-        Both tables have the shape ``(1 + LOG_ROWS, LOG_WIDTH)``, see `log_request`.
+        Both tables have the shape ``(1 + LOG_ROWS, LOG_WIDTH)``; the first integer of `table` is
+        the number of that push.
         """
         first, *_ = unpack(table[0])
         lines = self._coordinator.log(first, LOG_ROWS)

@@ -50,9 +50,8 @@ def read_marks(folder: Path) -> Marks:
     with suppress(OSError, ValueError):
         rank, why = (folder / LOST).read_text(encoding="utf-8").split(" ", 1)
         lost = LostWorker(int(rank), why)
-    names = (BEGUN, FINISHED, WAITING, PREEMPTED)
-    begun, finished, waiting, preempted = ((folder / name).exists() for name in names)
-    return Marks(begun, finished, waiting, lost, preempted)
+    found = {name: (folder / name).exists() for name in (BEGUN, FINISHED, WAITING, PREEMPTED)}
+    return Marks(**found, lost=lost)
 
 
 def folder_variable(folder: Path) -> dict[str, str]:
@@ -103,8 +102,8 @@ def waiting() -> Iterator[None]:
     try:
         yield
     finally:
-        if mark := waiting_mark():
-            with suppress(OSError):
+        with suppress(OSError):
+            if mark := waiting_mark():
                 mark.unlink(missing_ok=True)
 
 
