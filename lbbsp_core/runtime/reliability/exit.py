@@ -48,7 +48,10 @@ def on_exit(leave: Callable[[], None]) -> None:
     _note_exits()
 
     def at_exit() -> None:
-        status = _requested[0] or _status_of(_uncaught())
+        # The interpreter notes an uncaught exception before it calls the hook; where a user types
+        # commands, it may be one of a command before.
+        uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)
+        status = _requested[0] or _status_of(uncaught)
         if status:
             _fail(status)
         try:
@@ -170,12 +173,3 @@ def _status_of(kind: type[BaseException] | None) -> int:
     if kind is None:
         return 0
     return 130 if issubclass(kind, KeyboardInterrupt) else 1
-
-
-def _uncaught() -> type[BaseException] | None:
-    """Returns the type of the exception with which the script has ended, also after its own hook.
-
-    The interpreter notes it before it calls the hook; where a user types commands, it may be one
-    of a command before.
-    """
-    return None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)
