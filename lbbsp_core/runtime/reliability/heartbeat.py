@@ -237,9 +237,7 @@ class Heartbeat:
         self._reports = 0
         self._unanswered = 0.0
         self._watches = [
-            Watch(
-                call, lambda: self.names[rank], pause_seconds=BEAT_SECONDS, end=self._tell_and_end
-            )
+            Watch(call, lambda: self.names[rank], BEAT_SECONDS, self._tell_and_end)
             for call in (self.look, self.post, self.read)
         ]
 

@@ -44,8 +44,8 @@ def read_marks(folder: Path) -> Marks:
     with suppress(OSError, ValueError):
         rank, why = (folder / "lost").read_text(encoding="utf-8").split(" ", 1)
         lost = LostWorker(int(rank), why)
-    *flags, _ = Marks._fields
-    return Marks(*((folder / name).exists() for name in flags), lost)
+    found = {name: (folder / name).exists() for name in Marks._fields[:-1]}
+    return Marks(**found, lost=lost)
 
 
 def folder_variable(folder: Path) -> dict[str, str]:
