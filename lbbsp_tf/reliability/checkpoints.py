@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -251,7 +252,11 @@ class Checkpoints:
         model_state, model_arrays = self._state.read(copy=writes)
         found = None
         if writes:
-            self._fits[-1]["history"] = _history_of(self._model)
+            history = self._model.history
+            self._fits[-1]["history"] = None  # if a log is no number
+            with suppress(TypeError):
+                shown = list(history.epoch), dict(history.history)
+                self._fits[-1]["history"] = to_json(shown, {})
             state: Json = {
                 "fits": list(self._fits),
                 "place": list(self._place),
@@ -297,11 +302,3 @@ class Checkpoints:
             f"leaves after step {self._session.step}, because a worker got SIGTERM; the checkpoint "
             f"{outcome}"
         )
-
-
-def _history_of(model: keras.Model) -> Json:
-    """Returns the epochs and logs of a fit; None if a log is no number."""
-    try:
-        return to_json((list(model.history.epoch), dict(model.history.history)), {})
-    except TypeError:
-        return None

@@ -77,7 +77,7 @@ def _heartbeat(rank: int, addresses: tuple[str, ...]) -> Heartbeat | None:
 
     if not service.has_time_limits():
         return None
-    names = list(map(_name, range(len(addresses)), addresses))
+    names = [_name(*each) for each in enumerate(addresses)]
     return Heartbeat(CoordinationBoard(rank), rank, len(names), current_activity(), names=names)
 
 

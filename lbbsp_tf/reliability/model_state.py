@@ -25,12 +25,14 @@ class ModelState:
     def facts(self) -> dict[str, Json]:
         """Returns what must be the same for a model to continue from a state, by name."""
         variables = self._model.variables
-        optimizers = [type(each).__name__ for each in optimizers_of(self._model)]
-        return {
-            "optimizer": ", ".join(optimizers),
+        facts: dict[str, Json] = {
+            "optimizer": ", ".join(type(each).__name__ for each in optimizers_of(self._model)),
             "number of the model's variables": len(variables),
-            **{f"variable {i} of the model": _shown(each) for i, each in enumerate(variables)},
         }
+        for i, each in enumerate(variables):
+            path = re.sub(r"_\d+(?=/|$)", "", each.path)  # without Keras's numeric suffixes
+            facts[f"variable {i} of the model"] = f"{path} {tuple(each.shape)} {each.dtype}"
+        return facts
 
     def untracked_variables(self) -> Iterator[tuple[str, str]]:
         """Yields the names of layers, and of attributes that hold variables Keras does not know."""
@@ -131,9 +133,3 @@ def _group(arrays: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
     """Returns the arrays of a group, in the order in which they were read."""
     count = sum(each.startswith(f"{name}/") for each in arrays)
     return [arrays[f"{name}/{i}"] for i in range(count)]
-
-
-def _shown(variable: keras.Variable) -> str:
-    """Returns a variable's path (without Keras's numeric suffixes), shape and dtype."""
-    path = re.sub(r"_\d+(?=/|$)", "", variable.path)
-    return f"{path} {tuple(variable.shape)} {variable.dtype}"
