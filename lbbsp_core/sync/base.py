@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -127,14 +126,13 @@ def require_time(now: float) -> float:
     return now
 
 
-def active(members: tuple[T, ...], worker: int, is_active: Callable[[T], bool]) -> T:
-    """Returns the entry of a worker, or raises an error unless it runs or waits."""
-    if not (0 <= worker < len(members) and is_active(members[worker])):
+def require_active(worker: int, active: bool, known: int) -> None:
+    """Raises an error unless `worker` runs or waits."""
+    if not active:
         raise ValueError(
-            f"worker {worker} is not active (ranks 0 to {len(members) - 1} are known, and some "
-            "workers may have left): let it join first"
+            f"worker {worker} is not active (ranks 0 to {known - 1} are known, and some workers "
+            "may have left): let it join first"
         )
-    return members[worker]
 
 
 def require_running(worker: int, running: bool) -> None:
@@ -146,13 +144,9 @@ def require_running(worker: int, running: bool) -> None:
         )
 
 
-def joined(
-    members: tuple[T, ...], worker: int, item: T, is_active: Callable[[T], bool]
-) -> tuple[T, ...]:
-    """Returns a copy with the entry of a worker that joins, or raises an error if it cannot."""
-    known = len(members)
-    if not 0 <= worker <= known or any(map(is_active, members[worker : worker + 1])):
+def require_inactive(worker: int, active: bool, known: int) -> None:
+    """Raises an error if `worker` cannot join."""
+    if active or not 0 <= worker <= known:
         raise ValueError(
             f"worker {worker} cannot join: it must have left before, or have the next rank, {known}"
         )
-    return replaced(members, worker, item)

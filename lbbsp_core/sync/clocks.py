@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lbbsp_core.sync.base import active, joined, replaced
+from lbbsp_core.sync.base import replaced, require_active, require_inactive
 from lbbsp_core.validate import require_integer
 
 
@@ -28,7 +28,9 @@ class Clocks(NamedTuple):
 
     def count(self, worker: int) -> int:
         """Returns the c of an active worker."""
-        return active(self.counts, worker, _is_active)
+        count = self.counts[worker] if 0 <= worker < len(self.counts) else -1
+        require_active(worker, count >= 0, len(self.counts))
+        return count
 
     def lead(self, worker: int) -> int:
         """Returns how many iterations a worker is ahead of the slowest, ``c - min c``."""
@@ -44,15 +46,12 @@ class Clocks(NamedTuple):
 
     def after_join(self, worker: int) -> Clocks:
         """Returns the clocks with `worker` at the count of the slowest."""
-        counts = joined(self.counts, worker, self.min_count, _is_active)
-        return self._replace(counts=counts)
+        known = len(self.counts)
+        require_inactive(worker, 0 <= worker < known and self.counts[worker] >= 0, known)
+        return self._with_count(worker, self.min_count)
 
     def _with_count(self, worker: int, count: int) -> Clocks:
         counts, least = replaced(self.counts, worker, count), self.min_count
         if least not in counts:  # the slowest worker has pushed or left
             least = min((each for each in counts if each >= 0), default=least)
         return Clocks(counts, least)
-
-
-def _is_active(count: int) -> bool:
-    return count >= 0

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from lbbsp_core.sync.base import (
     SyncDecision,
-    active,
-    joined,
     replaced,
+    require_active,
+    require_inactive,
     require_running,
     require_time,
 )
@@ -105,7 +104,7 @@ class ElasticBSP:
         self, state: ElasticState, worker: int, now: float
     ) -> tuple[ElasticState, SyncDecision]:
         """Applies the push, or keeps it at the barrier, which the last worker completes."""
-        runner = active(state.runners, worker, _is_active)
+        runner = _active(state, worker)
         require_running(worker, runner.remaining > 0)
         runner = runner._replace(
             remaining=runner.remaining - 1,
@@ -122,7 +121,7 @@ class ElasticBSP:
         self, state: ElasticState, worker: int, now: float
     ) -> tuple[ElasticState, SyncDecision]:
         """Removes the worker; completes the barrier if only this worker was missing."""
-        runner = active(state.runners, worker, _is_active)
+        runner = _active(state, worker)
         departed = runner._replace(active=False, remaining=-1 if runner.remaining else 0)
         return self._complete(replaced(state.runners, worker, departed), now)
 
@@ -130,23 +129,24 @@ class ElasticBSP:
         self, state: ElasticState, worker: int, now: float
     ) -> tuple[ElasticState, SyncDecision]:
         """Adds the worker with one iteration until the barrier, and observes it from now on."""
-        new = Runner(released=require_time(now))
-        runners = joined(state.runners, worker, new, _is_active)
+        known = len(state.runners)
+        require_inactive(worker, 0 <= worker < known and state.runners[worker].active, known)
+        runners = replaced(state.runners, worker, Runner(released=require_time(now)))
         return ElasticState(runners), SyncDecision(release=(worker,))
 
     def _complete(
         self, runners: tuple[Runner, ...], now: float
     ) -> tuple[ElasticState, SyncDecision]:
         """Completes the barrier if no worker is missing: aggregates, predicts and releases."""
-        present = [rank for rank, runner in enumerate(runners) if runner.active]
-        if not present or any(runners[rank].remaining for rank in present):
+        active = [rank for rank, runner in enumerate(runners) if runner.active]
+        if not active or any(runners[rank].remaining for rank in active):
             return ElasticState(runners), SyncDecision()
         kept = tuple(rank for rank, runner in enumerate(runners) if not runner.remaining)
         after = [runner._replace(remaining=-1, released=now) for runner in runners]
-        quotas = self._quotas([runners[rank] for rank in present], now)
-        for rank, quota in zip(present, quotas, strict=True):
+        quotas = self._quotas([runners[rank] for rank in active], now)
+        for rank, quota in zip(active, quotas, strict=True):
             after[rank] = after[rank]._replace(remaining=quota)
-        return ElasticState(tuple(after)), SyncDecision(kept, tuple(present))
+        return ElasticState(tuple(after)), SyncDecision(kept, tuple(active))
 
     def _quotas(self, runners: list[Runner], now: float) -> list[int]:
         """Returns the iterations of each worker until the next barrier, shape ``(workers,)``."""
@@ -158,4 +158,8 @@ class ElasticBSP:
         return quotas
 
 
-_is_active = attrgetter("active")
+def _active(state: ElasticState, worker: int) -> Runner:
+    known = len(state.runners)
+    runner = state.runners[worker] if 0 <= worker < known else Runner(active=False)
+    require_active(worker, runner.active, known)
+    return runner
