@@ -136,7 +136,6 @@ class LoadBalancer(BalancedFit):
             strategy=strategy,
             sessions=sessions,
             training_input=training.input,
-            processes=workers,
         )
         super().__init__(strategy, workers, training, checkpoints or None, logs=logs)
         compat.patch_keras()  # fit needs it under a strategy, also with a single replica

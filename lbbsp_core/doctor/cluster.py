@@ -12,7 +12,7 @@ import psutil
 from lbbsp_core.doctor import addresses
 from lbbsp_core.doctor.addresses import Resolve, Task, check_port, is_local
 from lbbsp_core.doctor.finding import Finding, note, ok, problem
-from lbbsp_core.runtime.options import cluster_variables as variables
+from lbbsp_core.runtime.options import env as variables
 from lbbsp_core.runtime.options.env import DMLC_NAMES
 
 _SLURM: Final = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",

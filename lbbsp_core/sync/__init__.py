@@ -8,17 +8,5 @@ from lbbsp_core.sync.elastic import ElasticBSP, ElasticState
 from lbbsp_core.sync.ssp import SSP, SSPState
 from lbbsp_core.sync.zipline import ZipLineResult, zipline
 
-__all__ = [
-    "ASP",
-    "BSP",
-    "DSSP",
-    "SSP",
-    "DSSPState",
-    "ElasticBSP",
-    "ElasticState",
-    "SSPState",
-    "SyncDecision",
-    "Synchroniser",
-    "ZipLineResult",
-    "zipline",
-]
+__all__ = ["ASP", "BSP", "DSSP", "SSP", "DSSPState", "ElasticBSP", "ElasticState", "SSPState",
+           "SyncDecision", "Synchroniser", "ZipLineResult", "zipline"]  # fmt: skip

@@ -61,7 +61,6 @@ class Synchroniser(Protocol[S]):
         Raises:
             ValueError: `workers` is not an integer >= 1.
         """
-        ...
 
     def push(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
         """Decides about the gradient of one iteration that `worker` has pushed.
@@ -77,7 +76,6 @@ class Synchroniser(Protocol[S]):
         Raises:
             ValueError: The worker waits, or is not active.
         """
-        ...
 
     def finish(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
         """Decides what follows from `worker` leaving, because it has finished or failed.
@@ -96,7 +94,6 @@ class Synchroniser(Protocol[S]):
         Raises:
             ValueError: The worker is not active.
         """
-        ...
 
     def join(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
         """Adds a worker: one that has left before, or a new one with the next rank.
@@ -115,7 +112,6 @@ class Synchroniser(Protocol[S]):
         Raises:
             ValueError: The worker is active, or its rank is not the next one.
         """
-        ...
 
 
 def replaced(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:

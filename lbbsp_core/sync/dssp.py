@@ -31,12 +31,10 @@ class DSSPState(NamedTuple):
     Args:
         clocks: Iterations that each worker has pushed.
         workers: State of each worker.
-        max_count: Maximum of the counts of the active workers.
     """
 
     clocks: Clocks
     workers: tuple[DSSPWorker, ...]
-    max_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ class DSSP:
 
     def init(self, workers: int, now: float = 0.0) -> DSSPState:
         """Releases all workers."""
-        return DSSPState(Clocks.start(workers), (DSSPWorker(),) * workers, 0)
+        return DSSPState(Clocks.start(workers), (DSSPWorker(),) * workers)
 
     def push(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
         """Applies the push; releases the worker if it has a credit or a lead of at most s_L."""
@@ -101,13 +99,11 @@ class DSSP:
         own = state.workers[worker]
         require_running(worker, not own.waits)
         own = own._replace(pushes=(*own.pushes[-1:], require_time(now)))
-        max_count = max(state.max_count, clocks.count(worker))
-        pushed = DSSPState(clocks, replaced(state.workers, worker, own), max_count)
-        granted = own.credits or self._grant(pushed, worker)
+        workers = replaced(state.workers, worker, own)
+        granted = own.credits or self._grant(DSSPState(clocks, workers), worker)
         waits = not granted and clocks.lead(worker) > self.lower
         own = own._replace(credits=max(granted - 1, 0), waits=waits)
-        pushed = pushed._replace(workers=replaced(state.workers, worker, own))
-        after, others = self._release(state.clocks, pushed)
+        after, others = self._release(state.clocks, clocks, replaced(workers, worker, own))
         release = others if waits else tuple(sorted((*others, worker)))
         return after, SyncDecision((worker,), release)
 
@@ -115,42 +111,33 @@ class DSSP:
         """Removes the worker; releases those that waited for it alone."""
         clocks = state.clocks.after_finish(worker)
         workers = replaced(state.workers, worker, DSSPWorker())
-        max_count = state.max_count
-        if state.clocks.count(worker) == max_count:
-            max_count = max(clocks.min_count, *clocks.counts)
-        after, released = self._release(state.clocks, DSSPState(clocks, workers, max_count))
+        after, released = self._release(state.clocks, clocks, workers)
         return after, SyncDecision(release=released)
 
     def join(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
         """Adds the worker at the clock of the slowest and releases it."""
         clocks = state.clocks.after_join(worker)
         workers = replaced(state.workers, worker, DSSPWorker())
-        return DSSPState(clocks, workers, state.max_count), SyncDecision(release=(worker,))
+        return DSSPState(clocks, workers), SyncDecision(release=(worker,))
 
-    def _release(self, before: Clocks, after: DSSPState) -> tuple[DSSPState, tuple[int, ...]]:
+    def _release(
+        self, before: Clocks, clocks: Clocks, workers: tuple[DSSPWorker, ...]
+    ) -> tuple[DSSPState, tuple[int, ...]]:
         """Releases the waiting workers whose lead is within s_L since the slowest has moved."""
-        clocks, workers, max_count = after
-        if clocks.min_count == before.min_count:
-            return after, ()
-        bound = clocks.min_count + self.lower
-        released = tuple(
-            rank
-            for rank, (count, known) in enumerate(zip(clocks.counts, workers, strict=True))
-            if known.waits and count <= bound
-        )
-        proceeding = (
-            known._replace(waits=known.waits and rank not in released)
-            for rank, known in enumerate(workers)
-        )
-        return DSSPState(clocks, tuple(proceeding), max_count), released
+        released: list[int] = []
+        if clocks.min_count != before.min_count:
+            for rank, (count, known) in enumerate(zip(clocks.counts, workers, strict=True)):
+                if known.waits and count - clocks.min_count <= self.lower:
+                    released.append(rank)
+                    workers = replaced(workers, rank, known._replace(waits=False))
+        return DSSPState(clocks, workers), tuple(released)
 
     def _grant(self, state: DSSPState, worker: int) -> int:
         """Returns how many iterations the controller lets the fastest worker start, see above."""
-        clocks, workers, max_count = state
-        lead = clocks.lead(worker)
-        if lead <= self.lower or clocks.count(worker) < max_count:
+        (counts, least), lead = state.clocks, state.clocks.lead(worker)
+        if lead <= self.lower or counts[worker] < max(counts):
             return 0
-        fast, slow = workers[worker].pushes, workers[clocks.slowest].pushes
+        fast, slow = (state.workers[rank].pushes for rank in (worker, counts.index(least)))
         if len(fast) < 2 or len(slow) < 2 or slow[1] <= slow[0]:
             return 0
         gaps = [

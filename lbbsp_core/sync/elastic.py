@@ -43,11 +43,9 @@ class ElasticState(NamedTuple):
 
     Args:
         runners: State of each worker.
-        missing: Active workers that have not reached the barrier.
     """
 
     runners: tuple[Runner, ...]
-    missing: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ class ElasticBSP:
     def init(self, workers: int, now: float = 0.0) -> ElasticState:
         """Releases all workers, for one iteration."""
         first = Runner(released=require_time(now))
-        return ElasticState((first,) * require_integer("workers", workers, 1), workers)
+        return ElasticState((first,) * require_integer("workers", workers, 1))
 
     def push(
         self, state: ElasticState, worker: int, now: float
@@ -116,8 +114,8 @@ class ElasticBSP:
         )
         runners = replaced(state.runners, worker, runner)
         if runner.remaining:
-            return ElasticState(runners, state.missing), SyncDecision((worker,), (worker,))
-        return self._complete(ElasticState(runners, state.missing - 1), now)
+            return ElasticState(runners), SyncDecision((worker,), (worker,))
+        return self._complete(runners, now)
 
     def finish(
         self, state: ElasticState, worker: int, now: float
@@ -125,10 +123,7 @@ class ElasticBSP:
         """Removes the worker; completes the barrier if only this worker was missing."""
         runner = _active(state, worker)
         departed = runner._replace(active=False, remaining=-1 if runner.remaining else 0)
-        runners = replaced(state.runners, worker, departed)
-        if not runner.remaining:
-            return ElasticState(runners, state.missing), SyncDecision()
-        return self._complete(ElasticState(runners, state.missing - 1), now)
+        return self._complete(replaced(state.runners, worker, departed), now)
 
     def join(
         self, state: ElasticState, worker: int, now: float
@@ -137,20 +132,21 @@ class ElasticBSP:
         known = len(state.runners)
         require_inactive(worker, 0 <= worker < known and state.runners[worker].active, known)
         runners = replaced(state.runners, worker, Runner(released=require_time(now)))
-        return ElasticState(runners, state.missing + 1), SyncDecision(release=(worker,))
+        return ElasticState(runners), SyncDecision(release=(worker,))
 
-    def _complete(self, state: ElasticState, now: float) -> tuple[ElasticState, SyncDecision]:
+    def _complete(
+        self, runners: tuple[Runner, ...], now: float
+    ) -> tuple[ElasticState, SyncDecision]:
         """Completes the barrier if no worker is missing: aggregates, predicts and releases."""
-        runners = list(state.runners)
         active = [rank for rank, runner in enumerate(runners) if runner.active]
-        if state.missing or not active:
-            return state, SyncDecision()
+        if not active or any(runners[rank].remaining for rank in active):
+            return ElasticState(runners), SyncDecision()
         kept = tuple(rank for rank, runner in enumerate(runners) if not runner.remaining)
-        runners = [runner if runner.active else runner._replace(remaining=-1) for runner in runners]
+        after = [runner._replace(remaining=-1, released=now) for runner in runners]
         quotas = self._quotas([runners[rank] for rank in active], now)
         for rank, quota in zip(active, quotas, strict=True):
-            runners[rank] = runners[rank]._replace(remaining=quota, released=now)
-        return ElasticState(tuple(runners), len(active)), SyncDecision(kept, tuple(active))
+            after[rank] = after[rank]._replace(remaining=quota)
+        return ElasticState(tuple(after)), SyncDecision(kept, tuple(active))
 
     def _quotas(self, runners: list[Runner], now: float) -> list[int]:
         """Returns the iterations of each worker until the next barrier, shape ``(workers,)``."""

@@ -37,10 +37,7 @@ class Rounds:
     """
 
     def __init__(
-        self,
-        constraints: BatchConstraints,
-        policy: Policy,
-        is_known: Sequence[bool] | None = None,
+        self, constraints: BatchConstraints, policy: Policy, is_known: Sequence[bool] | None = None
     ) -> None:
         require_asynchronous(policy)
         self.constraints, self.policy = constraints, policy

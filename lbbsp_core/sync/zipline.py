@@ -89,60 +89,47 @@ def zipline(times: npt.ArrayLike, method: Method = "zipline") -> ZipLineResult:
 # The merged order: positions 0, 1, ... of all points by time; ties by worker, then by index
 
 
-class _Merged(NamedTuple):
-    """All points in the order of time.
-
-    Args:
-        times: Times, ascending, shape ``(points,)``.
-        workers: Worker of each point, shape ``(points,)``.
-        positions: Position of each point of the table in that order, shape
-            ``(workers, lookahead)``.
-    """
-
-    times: Times
-    workers: Ints
-    positions: Ints
-
-    @property
-    def first(self) -> int:
-        """Smallest position up to which every worker has a point."""
-        return int(self.positions[:, 0].max())
-
-    def replaced_at(self) -> Ints:
-        """Returns the position of the same worker's next point; beyond the end for its last one."""
-        after = np.full(len(self.times), len(self.times))
-        after[self.positions[:, :-1]] = self.positions[:, 1:]
-        return after
-
-    def newest(self, position: int) -> Ints:
-        """Returns the index of each worker's last point up to `position`."""
-        workers = len(self.positions)
-        return np.bincount(self.workers[: position + 1], minlength=workers) - 1
-
-
-def _merge(table: Times) -> _Merged:
+def _merge(table: Times) -> tuple[Times, Ints]:
+    """Returns the times in that order, and the position of each point of the table in it."""
     flat = table.ravel()
     order = np.argsort(flat, kind="stable")
     positions = np.empty_like(order)
     positions[order] = np.arange(len(order))
-    return _Merged(flat[order], order // table.shape[1], positions.reshape(table.shape))
+    return flat[order], positions.reshape(table.shape)
+
+
+def _first(positions: Ints) -> int:
+    """Returns the smallest position up to which every worker has a point."""
+    return int(positions[:, 0].max())
+
+
+def _newest(positions: Ints, position: int) -> Ints:
+    """Returns the index of each worker's last point up to a position."""
+    return np.asarray((positions <= position).sum(axis=1) - 1)
+
+
+def _replaced_at(positions: Ints) -> Ints:
+    """Returns the position of the same worker's next point; beyond the end for its last one."""
+    after = np.full(positions.size, positions.size)
+    after[positions[:, :-1]] = positions[:, 1:]
+    return after
 
 
 def _sweep(table: Times) -> Ints:
-    merged = _merge(table)
-    first, last = merged.first, int(merged.positions[:, -1].min())
+    times, positions = _merge(table)
+    first, last = _first(positions), int(positions[:, -1].min())
     replaces = np.full(table.size, last)  # position that the point replaces
-    replaces[merged.positions[:, 1:]] = merged.positions[:, :-1]
+    replaces[positions[:, 1:]] = positions[:, :-1]
     not_replaced = np.append(replaces[first + 1 :], last)  # replaced later, or never
     oldest = np.minimum.accumulate(not_replaced[::-1])[::-1]
-    spreads = merged.times[first:] - merged.times[oldest]
-    return merged.newest(first + int(spreads.argmin()))
+    spreads = times[first:] - times[oldest]
+    return _newest(positions, first + int(spreads.argmin()))
 
 
 def _jump(table: Times) -> Ints:
-    merged = _merge(table)
-    times, replaced_at = merged.times.tolist(), merged.replaced_at().tolist()
-    position, oldest = merged.first, 0
+    merged, positions = _merge(table)
+    times, replaced_at = merged.tolist(), _replaced_at(positions).tolist()
+    position, oldest = _first(positions), 0
     best, smallest = position, float("inf")
     while position < len(times):
         while replaced_at[oldest] <= position:
@@ -150,16 +137,16 @@ def _jump(table: Times) -> Ints:
         if (spread := times[position] - times[oldest]) < smallest:
             best, smallest = position, spread
         position = replaced_at[oldest]
-    return merged.newest(best)
+    return _newest(positions, best)
 
 
 def _bisect(table: Times) -> Ints:
-    merged = _merge(table)
-    candidates = np.arange(merged.first, table.size)
-    replaced_by = np.maximum.accumulate(merged.replaced_at())  # the point and all older ones
+    times, positions = _merge(table)
+    candidates = np.arange(_first(positions), table.size)
+    replaced_by = np.maximum.accumulate(_replaced_at(positions))  # the point and all older ones
     oldest = np.searchsorted(replaced_by, candidates, side="right")
-    spreads = merged.times[candidates] - merged.times[oldest]
-    return merged.newest(int(candidates[spreads.argmin()]))
+    spreads = times[candidates] - times[oldest]
+    return _newest(positions, int(candidates[spreads.argmin()]))
 
 
 # Reference methods, which read the table directly

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     rank, addresses, seconds = map(json.loads, arguments[:3])
     mark = arguments[3]
     own = f"localhost:{addresses[rank].rpartition(':')[2]}"
-    waits_since, reports, parent, suspended = None, 0, os.getppid(), 0
+    report_at, parent, suspended = None, os.getppid(), 0
     if not mark:
         probe(own, rank)  # the program of a failed attempt before this one then ends
     try:
@@ -64,12 +64,12 @@ def main(arguments: list[str]) -> None:
                 )
                 return
             missing = [each for each, answer in answers.items() if answer is None]
-            if missing and waits_since is None:
-                waits_since = time.monotonic()
+            if missing and report_at is None:
+                report_at = time.monotonic() + seconds
                 if mark:
                     open(mark, "w", encoding="utf-8").close()
-            if missing and time.monotonic() - waits_since >= seconds * (reports + 1):
-                reports += 1
+            if missing and time.monotonic() >= report_at:
+                report_at += seconds
                 have = "has" if len(missing) == 1 else "have"
                 say(
                     f"{named(addresses, [rank])} is waiting for {named(addresses, missing)}, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -52,13 +53,11 @@ class Checkpoints:
         strategy: tf.distribute.Strategy,
         sessions: ReplicaSessions,
         training_input: TrainingInput,
-        processes: int,
     ) -> None:
-        self._strategy = strategy
+        self._strategy, self._input = strategy, training_input
         self._sessions, self._session = sessions, sessions.leader
-        self._input = training_input
-        self._collectives = mirrored_collectives(strategy) if processes > 1 else None
-        self._is_chief = self._session.rank == 0
+        is_only_process = len(sessions) == self._session.workers
+        self._collectives = None if is_only_process else mirrored_collectives(strategy)
         writer = CheckpointWriter(folder)
         self._folder = writer.folder
         self.schedule = CheckpointSchedule(
@@ -115,7 +114,7 @@ class Checkpoints:
         self.schedule.open(alone=True)
         if self._found is None:
             return
-        place = _place_in(self._found)
+        place = Place(*self._found.state["place"])
         if place.fit > self._place.fit:
             self._skip(self._found, place.fit, epochs)
         else:
@@ -137,11 +136,10 @@ class Checkpoints:
         if self._resumed is None:
             return
         found, self._resumed = self._resumed, None
-        place = _place_in(found)
-        if place.batch:
+        if batch := Place(*found.state["place"]).batch:
             self._state.restore(found.state["model"], found.arrays)
             self._state.restore_in_epoch(found.arrays)
-            compat.start_at_batch(self._epochs, place.batch)
+            compat.start_at_batch(self._epochs, batch)
         else:
             self._state.restore_random(found.arrays)
 
@@ -185,12 +183,14 @@ class Checkpoints:
         """Claims the folder, and reads the newest checkpoint; one of this fit must fit to it."""
         claim_folder(self._folder.resolve())
         found = newest_checkpoint(self._folder)
-        if found is not None and not _is_of_fit(found):
+        if found is None:
+            return None
+        if not isinstance(found.state, dict) or found.state.keys() != _STATE:
             raise ValueError(
                 f"the checkpoint in {self._folder} was not written by LoadBalancer: choose "
                 "another folder"
             )
-        if found is not None and _place_in(found).fit == self._place.fit:
+        if Place(*found.state["place"]).fit == self._place.fit:
             check_same_job(self._folder, found.facts, self._facts)
         return found
 
@@ -202,7 +202,11 @@ class Checkpoints:
         fit = self._place.fit
         before = found.state["fits"][fit]
         check_same_job(self._folder, before["facts"], self._facts)
-        if ModelState.facts_of_weights(found.facts) != ModelState.facts_of_weights(self._facts):
+        saved, here = (
+            {name: each for name, each in facts.items() if name.startswith("variable ")}
+            for facts in (found.facts, self._facts)
+        )
+        if saved != here:
             raise ValueError(
                 f"the checkpoint in {self._folder} is of fit {later} of the script (counted "
                 f"from 0), whose model is not that of fit {fit}: a folder has the checkpoints of "
@@ -248,10 +252,14 @@ class Checkpoints:
         model_state, model_arrays = self._state.read(copy=writes)
         found = None
         if writes:
-            self._fits[-1]["history"] = _history_of(self._model)
+            history = self._model.history
+            self._fits[-1]["history"] = None  # if a log is no number
+            with suppress(TypeError):
+                shown = list(history.epoch), dict(history.history)
+                self._fits[-1]["history"] = to_json(shown, {})
             state: Json = {
                 "fits": list(self._fits),
-                "place": to_json(tuple(self._place), arrays),
+                "place": list(self._place),
                 "session": session_state,
                 "callbacks": self._seen_by_callbacks(arrays),
                 "model": model_state,
@@ -280,12 +288,12 @@ class Checkpoints:
     # Messages of the chief
 
     def _warn_once(self, message: str) -> None:
-        if self._is_chief and message not in self._said:
+        if self._session.rank == 0 and message not in self._said:
             self._said.add(message)
             logger.warning("%s", message)
 
     def _say(self, text: str) -> None:
-        if self._is_chief:
+        if self._session.rank == 0:
             print(f"lbbsp: {text}", flush=True)
 
     def _say_left(self, failed: bool) -> None:
@@ -294,19 +302,3 @@ class Checkpoints:
             f"leaves after step {self._session.step}, because a worker got SIGTERM; the checkpoint "
             f"{outcome}"
         )
-
-
-def _is_of_fit(found: Checkpoint) -> bool:
-    return isinstance(found.state, dict) and found.state.keys() == _STATE
-
-
-def _place_in(found: Checkpoint) -> Place:
-    return Place(*from_json(found.state["place"], {}, {}))
-
-
-def _history_of(model: keras.Model) -> Json:
-    """Returns the epochs and logs of a fit; None if a log is no number."""
-    try:
-        return to_json((list(model.history.epoch), dict(model.history.history)), {})
-    except TypeError:
-        return None

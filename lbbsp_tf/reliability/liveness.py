@@ -35,14 +35,14 @@ def watch_from_import() -> None:
     """Starts liveness in a worker of several, as ``TF_CONFIG`` names them; call it once.
 
     A script that fails anywhere then ends at once, and says which workers it waits for at its
-    start. Without such a cluster this has no effect, nor in jobs with parameter servers.
+    start. Without such a cluster this has no effect.
     """
     if multiprocessing.parent_process() is not None:
         return  # a process that reads data, say
     config = json.loads(env.tf_config() or "{}")
     cluster, task = config.get("cluster", {}), config.get("task", {})
     addresses = [*cluster.get("chief", ()), *cluster.get("worker", ())]
-    if len(addresses) < 2 or cluster.get("ps") or task.get("type") not in ("chief", "worker"):
+    if len(addresses) < 2 or task.get("type") not in ("chief", "worker"):
         return
     fail_fast()
     marks.begin()
@@ -77,7 +77,7 @@ def _heartbeat(rank: int, addresses: tuple[str, ...]) -> Heartbeat | None:
 
     if not service.has_time_limits():
         return None
-    names = list(map(_name, range(len(addresses)), addresses))
+    names = [_name(*each) for each in enumerate(addresses)]
     return Heartbeat(CoordinationBoard(rank), rank, len(names), current_activity(), names=names)
 
 

@@ -25,17 +25,14 @@ class ModelState:
     def facts(self) -> dict[str, Json]:
         """Returns what must be the same for a model to continue from a state, by name."""
         variables = self._model.variables
-        optimizers = [type(each).__name__ for each in optimizers_of(self._model)]
-        return {
-            "optimizer": ", ".join(optimizers),
+        facts: dict[str, Json] = {
+            "optimizer": ", ".join(type(each).__name__ for each in optimizers_of(self._model)),
             "number of the model's variables": len(variables),
-            **{f"variable {i} of the model": _shown(each) for i, each in enumerate(variables)},
         }
-
-    @staticmethod
-    def facts_of_weights(facts: Mapping[str, Json]) -> dict[str, Json]:
-        """Returns those of a model's facts on which its weights depend, without its optimizer."""
-        return {name: value for name, value in facts.items() if name.startswith("variable ")}
+        for i, each in enumerate(variables):
+            path = re.sub(r"_\d+(?=/|$)", "", each.path)  # without Keras's numeric suffixes
+            facts[f"variable {i} of the model"] = f"{path} {tuple(each.shape)} {each.dtype}"
+        return facts
 
     def untracked_variables(self) -> Iterator[tuple[str, str]]:
         """Yields the names of layers, and of attributes that hold variables Keras does not know."""
@@ -65,23 +62,25 @@ class ModelState:
 
     def restore(self, state: Json, arrays: Arrays) -> None:
         """Restores weights and optimizers; call it before the step is traced."""
-        _check_count("model", self._model.variables, _group(arrays, "model"))
-        self._build_optimizers(state)
-        for group, variables in self._groups().items():
-            if group.startswith(("model", "optimizer")):
-                _assign_all(group, variables, arrays)
+        self.restore_weights(arrays)
+        variables = self._model.variables
+        optimizers = list(optimizers_of(self._model))
+        for i, (optimizer, trained) in enumerate(zip(optimizers, state["trained"], strict=True)):
+            if not optimizer.built and trained:  # else it is built when the step is traced
+                with self._strategy.scope():
+                    optimizer.build([variables[number] for number in trained])
+            for variable, value in _pairs(f"optimizer {i}", optimizer.variables, arrays):
+                variable.assign(value)
 
     def restore_weights(self, arrays: Arrays) -> None:
         """Restores the weights only."""
-        _assign_all("model", self._model.variables, arrays)
+        for variable, value in _pairs("model", self._model.variables, arrays):
+            variable.assign(value)
 
     def restore_in_epoch(self, arrays: Arrays) -> None:
         """Restores metrics, after Keras has reset them, and the global random state."""
-        saved = _group(arrays, "metrics")
-        if saved:
-            variables = self._model.metrics_variables
-            _check_count("metrics", variables, saved)
-            for variable, value in zip(variables, saved, strict=True):
+        if _group(arrays, "metrics"):
+            for variable, value in _pairs("metrics", self._model.metrics_variables, arrays):
                 compat.assign_total(self._strategy, variable, value, sends=self._rank == 0)
         self.restore_random(arrays)
 
@@ -103,15 +102,6 @@ class ModelState:
             groups["random"] = [compat.global_random_state()]
         return groups
 
-    def _build_optimizers(self, state: Json) -> None:
-        """Builds optimizers that otherwise are built when the step is traced."""
-        variables = self._model.variables
-        optimizers = list(optimizers_of(self._model))
-        for optimizer, trained in zip(optimizers, state["trained"], strict=True):
-            if not optimizer.built and trained:
-                with self._strategy.scope():
-                    optimizer.build([variables[i] for i in trained])
-
 
 def _raw_variables(value: object, outside: tuple[int, ...] = ()) -> Iterator[tf.Variable]:
     """Yields TensorFlow's own variables in a value; `outside` has the ids of what holds it."""
@@ -124,32 +114,22 @@ def _raw_variables(value: object, outside: tuple[int, ...] = ()) -> Iterator[tf.
             yield from _raw_variables(each, (*outside, id(value)))
 
 
-def _assign_all(group: str, variables: Sequence[keras.Variable], arrays: Arrays) -> None:
+def _pairs(
+    group: str, variables: Sequence[keras.Variable], arrays: Arrays
+) -> Iterator[tuple[keras.Variable, np.ndarray]]:
+    """Returns the variables of a group with their saved values, if these have the same shapes."""
     saved = _group(arrays, group)
-    _check_count(group, variables, saved)
-    for variable, value in zip(variables, saved, strict=True):
-        variable.assign(value)
-
-
-def _check_count(
-    group: str, variables: Sequence[keras.Variable], saved: Sequence[np.ndarray]
-) -> None:
-    shapes = [tuple(each.shape) for each in variables], [each.shape for each in saved]
-    if shapes[0] != shapes[1]:
+    before, now = [each.shape for each in saved], [tuple(each.shape) for each in variables]
+    if before != now:
         raise ValueError(
-            f"the checkpoint is of another job: the variables of {group} had the shapes "
-            f"{shapes[1]}, and have {shapes[0]} now; build and compile the model as before (all "
-            "layers before fit, not in its first step), or choose another folder"
+            f"the checkpoint is of another job: the variables of {group} had the shapes {before}, "
+            f"and have {now} now; build and compile the model as before (all layers before fit, "
+            "not in its first step), or choose another folder"
         )
+    return zip(variables, saved, strict=True)
 
 
 def _group(arrays: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
     """Returns the arrays of a group, in the order in which they were read."""
     count = sum(each.startswith(f"{name}/") for each in arrays)
     return [arrays[f"{name}/{i}"] for i in range(count)]
-
-
-def _shown(variable: keras.Variable) -> str:
-    """Returns a variable's path (without Keras's numeric suffixes), shape and dtype."""
-    path = re.sub(r"_\d+(?=/|$)", "", variable.path)
-    return f"{path} {tuple(variable.shape)} {variable.dtype}"

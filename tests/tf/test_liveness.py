@@ -181,10 +181,6 @@ def test_a_failure_is_forgotten_when_the_worker_is_started_again(closed, program
         {},
         {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}},
         {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}},
-        {
-            "cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]},
-            "task": {"type": "worker", "index": 0},
-        },
     ],
 )
 def test_an_import_without_other_workers_has_no_effect(monkeypatch, config):

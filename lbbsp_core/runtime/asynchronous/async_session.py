@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 from lbbsp_core._version import __version__
@@ -26,28 +27,20 @@ from lbbsp_core.runtime.asynchronous.coordination import (
     CoordinatorService,
     Question,
     Table,
-    log_request,
     question_table,
     read_answer,
     read_log,
 )
 from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
+from lbbsp_core.runtime.exchange import protocol
 from lbbsp_core.runtime.exchange.collectives import to_integers
 from lbbsp_core.runtime.exchange.handshake import Identity
-from lbbsp_core.runtime.exchange.protocol import (
-    LINE,
-    DisagreementError,
-    PeerInfo,
-    StepMessage,
-    curve,
-    fingerprint,
-    quantise,
-)
+from lbbsp_core.runtime.exchange.protocol import LINE, PeerInfo, StepMessage, fingerprint
 from lbbsp_core.runtime.loop.bounds import FIXED, BatchBounds, Situation, last, narrow
 from lbbsp_core.runtime.loop.running_step import StepMeter
 from lbbsp_core.runtime.options.naming import described, limits_by_rank
 from lbbsp_core.runtime.options.options import SessionOptions
-from lbbsp_core.runtime.record.record import RunHeader, run_header
+from lbbsp_core.runtime.record.record import run_header
 from lbbsp_core.runtime.record.writer import RunRecord, open_record
 from lbbsp_core.sync import Synchroniser
 from lbbsp_core.work import require_work
@@ -67,23 +60,18 @@ class Servers(Protocol):
 
     def ask(self, table: Table) -> None:
         """Pushes a table of questions, see `lbbsp_core.runtime.asynchronous.coordination`."""
-        ...
 
     def read_answers(self) -> Table:
         """Pulls the table of answers."""
-        ...
 
     def exchange_log(self, table: Table) -> Table:
         """Pushes a request for the log, and pulls the answer."""
-        ...
 
     def push_gradients(self, *, to_sum: bool) -> None:
         """Pushes this worker's gradients into the model, or into the sum of kept gradients."""
-        ...
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
         """Bounds the time spent inside the context, in which this worker waits for others."""
-        ...
 
 
 class AsyncSession:
@@ -116,16 +104,15 @@ class AsyncSession:
         devices: Sequence[str] = (),
     ) -> None:
         options.check_asynchronous(servers.rank)
-        self.servers = servers
+        self.servers, self.options = servers, options
         self.sync = SYNCHRONISERS.resolve(sync)
-        self.options = options
-        self.policy = options.choose_policy(Even())
+        self.policy = policy = options.choose_policy(Even())
         workers = servers.workers
         known = BatchConstraints(
             global_batch_size, limits_by_rank(options.limits, workers), options.granularity or 1
         )
         now = Situation(
-            self.policy,
+            policy,
             (PeerInfo(LINE),) * workers,
             are_limits_given=options.limits is not None,
             bounds=BatchBounds(default_maximum=True),
@@ -138,40 +125,49 @@ class AsyncSession:
                 f"cost must be a straight line (Proportional, Affine), got {cost_shape.prior!r}: "
                 "the coordinator plans by an overhead and a slope"
             )
-        predictor = options.choose_predictor(1) if self.policy.uses_costs else None
+        predictor = options.choose_predictor(1) if policy.uses_costs else None
         self._estimator = SpeedEstimator(predictor, cost_shape)
         self._estimate = self._estimator.init()
         self._first_uses = FirstUses()
         self._forecast: Cost | None = None
         self._drivers: tuple[float, ...] = ()
-        self._framework, self._versions = framework, versions
-        chosen = f"{described(self.sync)} {self.constraints} {described(self.policy)}"
-        self._facts = [f"{__version__} {chosen}, {facts}"]
+        chosen = f"{described(self.sync)} {self.constraints} {described(policy)}"
+        self._facts = f"{__version__} {chosen}, {facts}"
         self._answer = Answer()
-        self._asked = 0
+        self._asked = 0  # questions, and samples of the batches that are drawn:
         self._claims: list[int] = []
-        self._iterations = 0
-        self._updates_seen = 0
+        self._data_sets = 0
+        self._iterations = self._updates_seen = 0
         self._departed = False
-        self._logged = 0
-        self._log: RunRecord | None = None
         self._record_path = options.record_path() if servers.rank == 0 else None
+        self._record: RunRecord | None = None
+        self._recorded = 0  # pushes
         self._identity = Identity.here(devices)
-        self._identities: list[Identity] = []  # of all workers, where they are recorded
+        self._identities: list[Identity] = []  # of all workers, while they are recorded
+        self._header = partial(
+            run_header,
+            framework,
+            workers=workers,
+            global_batch_size=global_batch_size,
+            versions=versions,
+            seed=options.seed,
+            sync=self.sync,
+            policy=policy,
+            predictor=predictor,
+        )
         self._meter = StepMeter()
-        self._meter.open(options.choose_drivers(self.policy))
+        self._meter.open(options.choose_drivers(policy))
 
     def make_service(self) -> CoordinatorService:
         """Creates the service that worker 0 sends to the server, together with the optimizer."""
-        logs = self._record_path is not None
         coordinator = Coordinator(
             self.sync,
             self.constraints,
             self.policy,
-            logs=logs,
+            logs=self._record_path is not None,
             is_known=[self.options.limits is not None] * self.servers.workers,
         )
-        return CoordinatorService(coordinator, fingerprint(self._facts[0]))
+        return CoordinatorService(coordinator, fingerprint(self._facts))
 
     def start(self) -> None:
         """Starts the training; the service must be running.
@@ -181,7 +177,7 @@ class AsyncSession:
         row = self._identity.pack()
         for place in reversed(range(0, len(row), TOLD_INTEGERS)):  # the length is told last
             self._ask(Question.TELL, place, *row[place : place + TOLD_INTEGERS])
-        self._compare(0)
+        self._compare(0, self._facts)
         if self._record_path is not None:
             with self.servers.waiting("for the names of the other workers"):
                 self._identities = [
@@ -190,8 +186,8 @@ class AsyncSession:
 
     def use_samples(self, num_samples: int) -> None:
         """Checks that all workers train on the same data set in the same order."""
-        self._facts.append(f"{num_samples} samples with the seed {self.options.seed}")
-        self._compare(len(self._facts) - 1)
+        self._data_sets += 1
+        self._compare(self._data_sets, f"{num_samples} samples with the seed {self.options.seed}")
 
     def exclude_step(self) -> None:
         """Excludes the running iteration from learning, because it contains other work."""
@@ -260,10 +256,10 @@ class AsyncSession:
     def close(self) -> None:
         """Closes the run record; call it when the final model has been read."""
         self._drain()
-        self._record_path = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        self._identities = []
+        if self._record is not None:
+            self._record.close()
+            self._record = None
 
     def _learn(
         self, samples: int, busy_seconds: float, drivers: tuple[float, ...]
@@ -284,8 +280,8 @@ class AsyncSession:
         self._first_uses = self._first_uses.after(
             samples, busy_seconds, forecast, excluded=excluded
         )
-        slope, overhead = quantise(*self._estimator.predict(self._estimate, drivers))
-        self._forecast = curve(StepMessage(slope, overhead, 0, 0))
+        slope, overhead = protocol.quantise(*self._estimator.predict(self._estimate, drivers))
+        self._forecast = protocol.curve(StepMessage(slope, overhead, 0, 0))
         return slope, overhead, excluded
 
     def _update_if(self, last: int) -> None:
@@ -294,10 +290,10 @@ class AsyncSession:
             self.servers.push_gradients(to_sum=False)  # only a signal: the values are not read
             self._ask(Question.APPLIED)
 
-    def _compare(self, fact: int) -> None:
-        mine = self._facts[fact]
+    def _compare(self, fact: int, mine: str) -> None:
+        """Raises an error if another worker has another value of a fact."""
         if self._ask(Question.COMPARE, fact, fingerprint(mine)).first != fingerprint(mine):
-            raise DisagreementError(
+            raise protocol.DisagreementError(
                 f"workers disagree on sync, batches, policy, parameters or samples: worker "
                 f"{self.servers.rank} has {mine}, and another worker has different values; start "
                 "all workers with the same ones"
@@ -314,17 +310,15 @@ class AsyncSession:
     def _ask(self, question: Question, *values: int) -> Answer:
         """Asks the coordinator, and waits for its answer."""
         self._asked += 1
-        servers = self.servers
-        rank, workers = servers.rank, servers.workers
-        servers.ask(question_table(workers, rank, question, self._asked, list(values)))
+        rank, workers = self.servers.rank, self.servers.workers
+        self.servers.ask(question_table(workers, rank, question, self._asked, *values))
         return self._wait_for(lambda answer: answer.number == self._asked, "for the coordinator")
 
     def _wait_for(self, done: Callable[[Answer], bool], what: str) -> Answer:
         pause = _FIRST_PAUSE_SECONDS
         with self.servers.waiting(what):
             while True:
-                row = self.servers.read_answers()[self.servers.rank]
-                self._answer = read_answer(row)
+                self._answer = read_answer(self.servers.read_answers()[self.servers.rank])
                 if done(self._answer):
                     return self._answer
                 self._drain()
@@ -335,23 +329,13 @@ class AsyncSession:
         """Records the pushes since the last call, on rank 0."""
         if self._record_path is None or not self._identities:
             return
-        if self._log is None and (self._answer.pushes or not self._departed):
-            self._log = open_record(self._record_path, self._header())
-        while self._log is not None and self._logged < self._answer.pushes:
-            for line in read_log(self.servers.exchange_log(log_request(self._logged))):
-                self._log.write(line)
-                self._logged += 1
-
-    def _header(self) -> RunHeader:
-        return run_header(
-            self._framework,
-            workers=self.servers.workers,
-            global_batch_size=self.constraints.global_batch_size,
-            versions=self._versions,
-            seed=self.options.seed,
-            sync=self.sync,
-            policy=self.policy,
-            predictor=self._estimator.predictor,
-            hosts=[each.host for each in self._identities],
-            devices=[each.device(rank) for rank, each in enumerate(self._identities)],
-        )
+        if self._record is None and (self._answer.pushes or not self._departed):
+            header = self._header(
+                hosts=[each.host for each in self._identities],
+                devices=[each.device(rank) for rank, each in enumerate(self._identities)],
+            )
+            self._record = open_record(self._record_path, header)
+        while self._record is not None and self._recorded < self._answer.pushes:
+            for line in read_log(self.servers.exchange_log, self._recorded):
+                self._record.write(line)
+                self._recorded += 1

@@ -8,6 +8,7 @@ an array of float32 (`runtime.exchange.protocol` describes how it carries intege
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -86,25 +87,18 @@ def empty_log() -> Table:
     return np.zeros((1 + LOG_ROWS, LOG_WIDTH), np.float32)
 
 
-def question_table(
-    workers: int, rank: int, question: Question, number: int, values: list[int]
-) -> Table:
+def question_table(workers: int, rank: int, question: Question, number: int, *values: int) -> Table:
     """Creates a table with one question, in the row of worker `rank`."""
-    table, row = empty_questions(workers), [int(question), number, *values]
-    table[rank] = _padded(row, QUESTION_WIDTH)
+    table = empty_questions(workers)
+    table[rank] = _padded([int(question), number, *values], QUESTION_WIDTH)
     return table
 
 
-def log_request(first: int) -> Table:
-    """Creates a table that requests the pushes from number `first` on."""
-    table = empty_log()
-    table[0] = _padded([first], LOG_WIDTH)
-    return table
-
-
-def read_log(table: Table) -> list[PushLine]:
-    """Reads the pushes in a table that `CoordinatorService.log` has returned."""
-    (count, *_), *rows = map(unpack, table)
+def read_log(exchange: Callable[[Table], Table], first: int) -> list[PushLine]:
+    """Reads pushes from number `first` on; `exchange` calls `CoordinatorService.log`."""
+    request = empty_log()
+    request[0] = _padded([first], LOG_WIDTH)
+    (count, *_), *rows = map(unpack, exchange(request))
     return [PushLine.from_integers(row) for row in rows[:count]]
 
 
@@ -118,7 +112,7 @@ class CoordinatorService:
     def __init__(self, coordinator: Coordinator, fingerprint: int) -> None:
         self._coordinator = coordinator
         self._facts = {0: fingerprint}
-        self._answers: list[Answer] = []
+        self._answers = [(0, 0, 0)] * len(coordinator.released)  # number, first and second
         self._told: dict[tuple[int, int], int] = {}  # integers by worker and place
 
     def answer(self, table: Table) -> Table:
@@ -127,28 +121,22 @@ class CoordinatorService:
         In the table, of shape ``(workers, QUESTION_WIDTH)``, one row holds a question and the
         others are zero.
         """
-        if not self._answers:
-            self._answers = [Answer() for _ in table]
         (worker,) = np.flatnonzero(table.any(axis=1)).tolist()
         question, number, *values = unpack(table[worker])
-        first, second = self._decide(worker, Question(question), values)
-        self._answers[worker] = Answer(number, first=first, second=second)
-        coordinator = self._coordinator
-        self._answers = [
-            answer._replace(
-                released=released,
-                pushes=coordinator.pushes,
-                updates=coordinator.updates,
-                active=len(coordinator.present),
-            )
-            for answer, released in zip(self._answers, coordinator.released, strict=True)
-        ]
-        return np.stack([_padded(list(answer), QUESTION_WIDTH) for answer in self._answers])
+        self._answers[worker] = number, *self._decide(worker, Question(question), values)
+        known = self._coordinator
+        counts = known.pushes, known.updates, len(known.present)
+        answers = (
+            Answer(number, released, *counts, first, second)
+            for (number, first, second), released in zip(self._answers, known.released, strict=True)
+        )
+        return np.stack([_padded(list(answer), QUESTION_WIDTH) for answer in answers])
 
     def log(self, table: Table) -> Table:
         """Returns the log from a push on: a row with the number of pushes, then one row for each.
 
-        Both tables have the shape ``(1 + LOG_ROWS, LOG_WIDTH)``, see `log_request`.
+        Both tables have the shape ``(1 + LOG_ROWS, LOG_WIDTH)``; the first integer of `table` is
+        the number of that push.
         """
         first, *_ = unpack(table[0])
         lines = self._coordinator.log(first, LOG_ROWS)
@@ -159,30 +147,33 @@ class CoordinatorService:
         return answer
 
     def _decide(self, worker: int, question: Question, values: list[int]) -> tuple[int, int]:
+        """Returns the first and the second value of an answer."""
         coordinator = self._coordinator
-        if question is Question.COMPARE:
-            return self._facts.setdefault(values[0], values[1]), 0
-        if question is Question.CLAIM:
-            return coordinator.claim(worker, values[0])
-        if question is Question.PUSH:
-            samples, busy_nanoseconds, slope, overhead, updates_seen, excluded = values
-            cost = curve(StepMessage(slope, overhead, busy_nanoseconds, 0))
-            seconds = busy_nanoseconds / 1e9
-            kept = coordinator.push(worker, samples, seconds, cost, updates_seen, bool(excluded))
-            return int(kept), 0
-        if question is Question.ENTERED:
-            return int(coordinator.entered(worker)), 0
-        if question is Question.APPLIED:
-            coordinator.applied()
-            return 0, 0
-        if question is Question.TELL:
-            place, *told = values
-            self._told |= {(worker, place + k): value for k, value in enumerate(told)}
-            return 0, 0
-        if question is Question.READ:
-            whose, place = values[:2]
-            return self._told.get((whose, place), 0), self._told.get((whose, place + 1), 0)
-        return int(coordinator.finish(worker)), 0
+        first, second = 0, 0
+        match question:
+            case Question.COMPARE:
+                first = self._facts.setdefault(values[0], values[1])
+            case Question.CLAIM:
+                first, second = coordinator.claim(worker, values[0])
+            case Question.PUSH:
+                samples, nanoseconds, slope, overhead, updates_seen, excluded = values
+                cost = curve(StepMessage(slope, overhead, nanoseconds, 0))
+                first = coordinator.push(
+                    worker, samples, nanoseconds / 1e9, cost, updates_seen, bool(excluded)
+                )
+            case Question.ENTERED:
+                first = coordinator.entered(worker)
+            case Question.APPLIED:
+                coordinator.applied()
+            case Question.FINISH:
+                first = coordinator.finish(worker)
+            case Question.TELL:
+                place, *told = values
+                self._told |= {(worker, place + k): value for k, value in enumerate(told)}
+            case Question.READ:
+                whose, place = values[:2]
+                first, second = (self._told.get((whose, place + k), 0) for k in (0, 1))
+        return int(first), second
 
 
 def _padded(integers: list[int], width: int) -> Row:

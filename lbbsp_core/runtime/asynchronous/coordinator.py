@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from lbbsp_core.sync import SyncDecision, Synchroniser
 from lbbsp_core.sync.rounds import Rounds
 
 
+@dataclass(eq=False)
 class Coordinator:
     """Assigns samples to workers, orders their updates, and releases them by a synchroniser.
 
@@ -42,33 +44,31 @@ class Coordinator:
         ((8, 16), False, [2, 1])
     """
 
-    def __init__(
-        self,
-        synchroniser: Synchroniser,
-        constraints: BatchConstraints,
-        policy: Policy,
-        clock: Callable[[], float] = time.monotonic,
-        logs: bool = True,
-        is_known: Sequence[bool] | None = None,
-    ) -> None:
-        self.rounds = Rounds(constraints, policy, is_known)
-        self.synchroniser = synchroniser
-        self.released = [1] * constraints.workers
+    synchroniser: Synchroniser
+    constraints: BatchConstraints
+    policy: Policy
+    clock: Callable[[], float] = time.monotonic
+    logs: bool = True
+    is_known: Sequence[bool] | None = None
+
+    def __post_init__(self) -> None:
+        workers = self.constraints.workers
+        self.rounds = Rounds(self.constraints, self.policy, self.is_known)
+        self.released = [1] * workers
         """Number of iterations that each worker may have started."""
-        self.present = set(range(constraints.workers))
+        self.present = set(range(workers))
         """Ranks of the workers that have not finished."""
         self.pushes = 0
         """Number of pushes so far, by all workers."""
         self.updates = 0
         """Number of updates of the model; all pushes of a sum enter as one update."""
-        self._log: deque[PushLine] = deque(maxlen=None if logs else 0)
-        self._clock = clock
+        self._log: deque[PushLine] = deque(maxlen=None if self.logs else 0)
         self._start: float | None = None
-        self._state: Any = synchroniser.init(constraints.workers)
+        self._state: Any = self.synchroniser.init(workers)
         self._claimed = 0
-        self._iterations = [0] * constraints.workers
-        self._counts = [0] * constraints.workers  # pushes since the last barrier
-        self._leads = [0] * constraints.workers
+        self._iterations = [0] * workers
+        self._counts = [0] * workers  # pushes since the last barrier
+        self._leads = [0] * workers
         self._alone: dict[int, SyncDecision] = {}  # decided, but not entered yet
         self._summed: set[int] = set()
         self._together: SyncDecision | None = None  # decided, the sum may be incomplete
@@ -181,7 +181,7 @@ class Coordinator:
 
     def _now(self) -> float:
         """Returns the seconds since the first call."""
-        now = self._clock()
+        now = self.clock()
         if self._start is None:
             self._start = now
         return now - self._start

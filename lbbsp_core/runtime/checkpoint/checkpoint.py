@@ -206,9 +206,8 @@ def _paths(folder: Path) -> list[Path]:
     """Returns the files of checkpoints, the newest last."""
     if not folder.is_dir():
         return []
-    numbered = [(int(match[1]), path) for path in folder.iterdir()
-                if (match := _NAME.fullmatch(path.name))]  # fmt: skip
-    return [path for _, path in sorted(numbered)]
+    named = (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return sorted(named, key=lambda path: int(path.stem.removeprefix("step-")))
 
 
 def _checksum(content: Mapping[str, Json], arrays: Arrays) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint
@@ -16,6 +17,7 @@ from lbbsp_core.runtime.checkpoint.writer import CheckpointWriter, Every
 from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 
 
+@dataclass(eq=False)
 class CheckpointSchedule:
     """Schedule of the checkpoints of one training. Before `use`, its events have no effect.
 
@@ -32,25 +34,17 @@ class CheckpointSchedule:
             the state of this worker without a collective, and ends the process if none does.
     """
 
-    writer: CheckpointWriter
-    """Writer of these checkpoints, after `use`."""
+    session: Any
+    requests: Any
+    collect: Callable[[bool], Checkpoint | None]
+    say_left: Callable[[bool], None]
+    is_idle: Callable[[], bool] = lambda: False
+    collect_own: Callable[[], Checkpoint | None] | None = None
 
-    def __init__(
-        self,
-        session: Any,
-        requests: Any,
-        collect: Callable[[bool], Checkpoint | None],
-        say_left: Callable[[bool], None],
-        *,
-        is_idle: Callable[[], bool] = lambda: False,
-        collect_own: Callable[[], Checkpoint | None] | None = None,
-    ) -> None:
-        self._session, self._requests = session, requests
-        self._collect, self._say_left = collect, say_left
-        self._idle, self._collect_own = is_idle, collect_own
+    def __post_init__(self) -> None:
         self._preemption = PreemptionHandler(
-            lambda: requests.request_preemption(),
-            is_idle=self._is_idle if collect_own else None,
+            lambda: self.requests.request_preemption(),
+            is_idle=self._is_idle if self.collect_own else None,
             save=self._save_alone,
             leave=self._leave_alone,
         )
@@ -67,7 +61,8 @@ class CheckpointSchedule:
 
     def use(self, writer: CheckpointWriter, every: Every, written: int = -1) -> None:
         """Writes checkpoints from now on, the first one at another step than `written`."""
-        self.writer, self._every, self.written = writer, every, written
+        self.writer = writer
+        self._every, self.written = every, written
 
     def open(self, *, alone: bool = False) -> None:
         """Handles SIGTERM from now on, see `PreemptionHandler.open`."""
@@ -97,19 +92,19 @@ class CheckpointSchedule:
         """
         if self.regular:
             self._leave_if_asked()
-            if always or self._session.any_worker(self._has_news):
+            if always or self.session.any_worker(self._has_news):
                 self.save()
             self.flush()
             self.pause()
 
     def pause(self) -> None:
         """Lets SIGTERM end the process, now if one has come too late to leave together."""
-        self._preemption.close(leaves=self._requests.preemption_requested)
+        self._preemption.close(leaves=self.requests.preemption_requested)
 
     def close(self) -> None:
         """Lets SIGTERM end the process, since the script has ended; one before it still may."""
         self._has_ended = True
-        if not self._requests.preemption_requested:
+        if not self.requests.preemption_requested:
             self._preemption.close()
 
     def save(self, *, may_skip: bool = False) -> None:
@@ -117,9 +112,9 @@ class CheckpointSchedule:
 
         With `may_skip`, it is left out if that one is still being written.
         """
-        writes = self._session.rank == 0 and not (may_skip and self.writer.is_busy)
+        writes = self.session.rank == 0 and not (may_skip and self.writer.is_busy)
         with self._copying:
-            self._write(self._collect(writes))
+            self._write(self.collect(writes))
 
     def flush(self) -> bool:
         """Waits for the end of a write; returns whether it has succeeded."""
@@ -132,25 +127,25 @@ class CheckpointSchedule:
         """Writes a checkpoint, and ends this process, as all others do; a collective."""
         self.save()
         # No worker leaves before the file is complete: its absence would be noticed.
-        self._say_left(self._session.any_worker(not self.flush() or self._has_news))
+        self.say_left(self.session.any_worker(not self.flush() or self._has_news))
         self._preemption.close()
         sys.exit(STATUS)
 
     def _leave_if_asked(self) -> None:
         """Leaves if any worker was asked to; a collective between two steps."""
         preempted = self._is_preempted  # passes the last barrier, before another collective
-        if self._session.any_worker(preempted or self._requests.preemption_requested):
+        if self.session.any_worker(preempted or self.requests.preemption_requested):
             self.leave()
 
     @property
     def _is_preempted(self) -> bool:
         """True if a worker must leave, known after the last barrier, which `step` passes."""
-        return self._session.step >= 0 and bool(self._requests.preempted)
+        return self.session.step >= 0 and bool(self.requests.preempted)
 
     @property
     def _has_news(self) -> bool:
         """True on the worker that writes, if the last checkpoint is of an earlier step."""
-        return bool(self._session.rank == 0 and self.written != self._session.step)
+        return bool(self.session.rank == 0 and self.written != self.session.step)
 
     def _write(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
@@ -160,13 +155,13 @@ class CheckpointSchedule:
     # On the thread of the handler, without the other workers, who take part in steps only
 
     def _is_idle(self) -> bool:
-        return self._has_ended or self._idle()
+        return self._has_ended or self.is_idle()
 
     def _save_alone(self) -> None:
         """Writes a checkpoint, which lacks what the other workers know of their speeds."""
         with self._copying:
-            if self._collect_own and self._is_idle() and self._has_news:
-                self._write(self._collect_own())
+            if self.collect_own and self._is_idle() and self._has_news:
+                self._write(self.collect_own())
 
     def _leave_alone(self) -> bool:
         """Waits until the checkpoint is written; returns whether no step can begin any more."""
@@ -176,7 +171,7 @@ class CheckpointSchedule:
             return False
         failed = "" if self.flush() else " (none could be written now)"
         print(
-            f"lbbsp: worker {self._session.rank} leaves before step {self._session.step}, because "
+            f"lbbsp: worker {self.session.rank} leaves before step {self.session.step}, because "
             "it got SIGTERM, and no step has followed; the last checkpoint is in "
             f"{self.writer.folder}{failed}",
             file=sys.stderr,

@@ -98,7 +98,6 @@ class CheckpointWriter:
         """Waits for the end of the write, and returns whether the last one has succeeded."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
         return self._succeeded
 
     def _write(self, checkpoint: Checkpoint) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 
 class Activity(IntEnum):
@@ -37,12 +37,6 @@ def describe(activity: int, step: int) -> str:
     return _WORDS[Activity(activity)].format(step=step)
 
 
-class _Doing(NamedTuple):
-    activity: Activity
-    step: int
-    since: float
-
-
 class CurrentActivity:
     """What this process does now; all its sessions and collectives share one, on any thread.
 
@@ -59,12 +53,11 @@ class CurrentActivity:
     """
 
     def __init__(self) -> None:
-        self._doing = _Doing(Activity.STARTING, 0, time.monotonic())
+        self._doing = Activity.STARTING, 0, time.monotonic()  # since then
 
     def enter(self, activity: Activity, step: int | None = None) -> None:
         """Notes what this worker does from now on; the step defaults to the one noted last."""
-        step = self._doing.step if step is None else step
-        self._doing = _Doing(activity, step, time.monotonic())
+        self._doing = activity, self._doing[1] if step is None else step, time.monotonic()
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
@@ -72,14 +65,14 @@ class CurrentActivity:
 
         What another thread has noted meanwhile is kept.
         """
-        before = self._doing
+        before, step, _ = self._doing
         self.enter(activity)
         entered = self._doing
         try:
             yield
         finally:
             if self._doing is entered:
-                self.enter(before.activity, before.step)
+                self.enter(before, step)
 
     def read(self) -> tuple[Activity, int, int]:
         """Returns the activity, the step, and the whole seconds for which it has lasted."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import lru_cache, partial
+from functools import lru_cache
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class BackgroundThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, call: Callable[[], T]) -> Future[T]:
@@ -29,19 +29,17 @@ class BackgroundThread:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
         future: Future[T] = Future()
-        self._queue.put(partial(_run, call, future))
+        self._queue.put((call, future))
         return future
 
     def _work(self) -> None:
         while True:
-            self._queue.get()()
-
-
-def _run(call: Callable[[], T], future: Future[T]) -> None:
-    try:
-        future.set_result(call())
-    except BaseException as error:  # `Future.result` raises it
-        future.set_exception(error)
+            call, future = self._queue.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:  # `Future.result` raises it
+                future.set_exception(error)
+            del call, future  # while this thread waits, it keeps nothing alive
 
 
 @lru_cache(maxsize=1)

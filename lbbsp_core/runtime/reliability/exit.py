@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, NoReturn
@@ -34,8 +34,9 @@ def fail_fast() -> None:
     this worker's gradients: over a minute in TensorFlow, indefinitely in MXNet (measured). The
     peers, or the launcher, detect a dead process within seconds.
     """
-    if not isinstance(sys.excepthook, _EndAfter):
-        sys.excepthook = _EndAfter(sys.excepthook)
+    hook = sys.excepthook
+    if getattr(hook, "func", None) is not _fail_after:
+        sys.excepthook = functools.partial(_fail_after, hook)
 
 
 def on_exit(leave: Callable[[], None]) -> None:
@@ -47,9 +48,10 @@ def on_exit(leave: Callable[[], None]) -> None:
     _note_exits()
 
     def at_exit() -> None:
-        status = _requested[0] or _status_of(_uncaught())
-        if status == LEFT:
-            end_now(status)
+        # The interpreter notes an uncaught exception before it calls the hook; where a user types
+        # commands, it may be one of a command before.
+        uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)
+        status = _requested[0] or _status_of(uncaught)
         if status:
             _fail(status)
         try:
@@ -122,16 +124,14 @@ def end_now(status: int, message: str = "", *, linger_seconds: float = 0.0) -> N
     Other threads run on for `linger_seconds` after the message.
     """
     say, linger = functools.partial(_say, message), functools.partial(time.sleep, linger_seconds)
-    _end_after([say, linger, *_endings], status, linger_seconds)
+    _end_after(status, say, linger, linger_seconds=linger_seconds)
 
 
 def _fail(status: int, *say: Callable[[], object]) -> NoReturn:
-    _end_after([*say, *_messengers, *_endings], status)
+    _end_after(status, *say, *(_messengers if status != LEFT else ()))
 
 
-def _end_after(
-    calls: Sequence[Callable[[], object]], status: int, linger_seconds: float = 0.0
-) -> NoReturn:
+def _end_after(status: int, *calls: Callable[[], object], linger_seconds: float = 0.0) -> NoReturn:
     """Ends the process after calls, which do not delay it for long even if they block."""
     _ending.append(status)
     if len(_ending) > 1:  # another thread ends the process, for the reason of this one
@@ -146,7 +146,7 @@ def _end_after(
         timer = threading.Timer(patience, os._exit, [status])
         timer.daemon = True
         timer.start()
-    for call in (*calls, sys.stdout.flush, sys.stderr.flush):
+    for call in (*calls, *_endings, sys.stdout.flush, sys.stderr.flush):
         with suppress(Exception):
             call()
     os._exit(status)
@@ -159,28 +159,17 @@ def _say(message: str) -> None:
             faulthandler.dump_traceback()
 
 
-class _EndAfter:
-    """Hook of uncaught exceptions that ends the process after another one, such as the user's."""
-
-    def __init__(self, hook: Callable[..., object]) -> None:
-        self._hook = hook
-
-    def __call__(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        _fail(_status_of(kind), functools.partial(self._hook, kind, error, trace))
+def _fail_after(
+    hook: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """Ends the process after another hook of uncaught exceptions, such as the user's."""
+    _fail(_status_of(kind), functools.partial(hook, kind, error, trace))
 
 
 def _status_of(kind: type[BaseException] | None) -> int:
     if kind is None:
         return 0
     return 130 if issubclass(kind, KeyboardInterrupt) else 1
-
-
-def _uncaught() -> type[BaseException] | None:
-    """Returns the type of the exception with which the script has ended, also after its own hook.
-
-    The interpreter notes it before it calls the hook; where a user types commands, it may be one
-    of a command before.
-    """
-    return None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)

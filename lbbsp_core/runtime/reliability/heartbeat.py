@@ -8,28 +8,19 @@ that is lost. So the traffic grows linearly with the number of workers.
 
 from __future__ import annotations
 
-import logging
+import math
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from lbbsp_core.runtime.options.defaults import SILENCE_SECONDS
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity, describe
 from lbbsp_core.runtime.reliability.exit import LEFT, end_now
-from lbbsp_core.runtime.reliability.liveness import (
-    MAX_COUNTED_SECONDS,
-    Watch,
-    daemon_thread,
-)
+from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS, Watch
 from lbbsp_core.runtime.reliability.marks import note_lost
-
-logger = logging.getLogger("lbbsp.liveness")
 
 BEAT_SECONDS: Final = 0.5  # between two beats
 REPORT_SECONDS: Final = 60.0  # for which others wait for a worker before it is reported
@@ -91,7 +82,6 @@ class Board(Protocol):
     @property
     def holder(self) -> int | str:
         """Worker that keeps the rows, or a name of what keeps them: "a parameter server"."""
-        ...
 
     def post(self, row: Sequence[int]) -> None:
         """Replaces this worker's row of `WIDTH` integers in [0, 2^24)."""
@@ -102,15 +92,15 @@ class Board(Protocol):
 
 @dataclass
 class Times:
-    """Times after which a worker is lost; None for never."""
+    """Times after which a worker is lost."""
 
     silence_seconds: float = SILENCE_SECONDS  # without a new beat
-    limit_seconds: float | None = None  # for which others wait for it
+    limit_seconds: float | None = None  # for which others wait for it; None for ever
     # For which sums may still travel to a worker that waits in a step, after another worker has
     # completed this step and left:
     tail_seconds: float = _LEFT_SECONDS
     # For which one worker waits in a step, and another, which has not made it, between steps:
-    apart_seconds: float | None = None
+    apart_seconds: float = math.inf
 
 
 class Beats:
@@ -132,7 +122,10 @@ class Beats:
         """Notes the latest beat of a worker; the same beat as before is no sign of life."""
         before = self.beats.get(rank)
         if beat != before:
-            goes_on = before is not None and _goes_on(before, beat)
+            goes_on = before is not None and (
+                (before.activity, before.step) == (beat.activity, beat.step)
+                and before.seconds <= beat.seconds
+            )
             lasts = goes_on and bool(self._doing(Activity.LEAVING))
             self._unchanged[rank] = self._unchanged[rank] + 1 if lasts else 0
             self.beats[rank], self._quiet[rank] = beat, 0.0
@@ -146,10 +139,10 @@ class Beats:
         for rank in list(self.beats):  # which another thread adds to
             self._quiet[rank] += min(seconds, MAX_COUNTED_SECONDS)
 
-    def loss(self) -> Loss | None:
-        """Returns a worker that is lost, or None; the most certain reason comes first."""
-        for beat in list(self.beats.values()):
-            if beat.loss.reason == Reason.PREEMPTED:
+    def loss(self) -> Loss:
+        """Returns a worker that is lost, if any; the most certain reason comes first."""
+        for rank, beat in list(self.beats.items()):
+            if beat.loss.reason == Reason.PREEMPTED or (beat.loss.reason and rank == 0):
                 return beat.loss
         for rank, seconds in self._quiet.items():
             if seconds > self._times.silence_seconds and rank not in self._left:
@@ -160,7 +153,7 @@ class Beats:
         if limit is not None and self.waited_seconds(*WAITS) >= limit:
             for rank in self.late():
                 return self.lost(rank, Reason.LATE)
-        return None
+        return Loss()
 
     def lost(self, rank: int, reason: Reason) -> Loss:
         """Returns the loss of a worker, with what it did last."""
@@ -199,26 +192,17 @@ class Beats:
     def _apart(self) -> list[int]:
         """Returns the workers that wait between steps, while others wait for them in a step."""
         limit = self._times.apart_seconds
-        if limit is None:
-            return []
         lasting = {rank: beat for rank, beat in list(self.beats.items()) if beat.seconds >= limit}
         steps = [beat.step for beat in lasting.values() if beat.activity == Activity.WAITING]
-        latest = max(steps, default=-1)
-        return sorted(
+        return [
             rank
             for rank, beat in lasting.items()
-            if beat.activity == Activity.MEETING and beat.step <= latest
-        )
+            if beat.activity == Activity.MEETING and beat.step <= max(steps, default=-1)
+        ]
 
     def _doing(self, *activities: Activity) -> list[int]:
         beats = list(self.beats.items())
         return [rank for rank, beat in beats if beat.activity in activities]
-
-
-def _goes_on(before: Beat, beat: Beat) -> bool:
-    """Returns whether a worker has been doing the same since an earlier beat."""
-    same = (before.activity, before.step) == (beat.activity, beat.step)
-    return same and beat.seconds >= before.seconds
 
 
 class Heartbeat:
@@ -230,6 +214,7 @@ class Heartbeat:
 
     # One thread posts and one reads; they may have to wait for the board, or for another thread
     # that keeps the interpreter busy. A third one, which never waits, reads the clock and decides.
+    # A board that fails is one that does not respond.
 
     def __init__(
         self,
@@ -241,23 +226,20 @@ class Heartbeat:
         names: Sequence[str] | None = None,
         left_remedy: str = "",
         end: Callable[..., object] = end_now,
-        **times: float | None,
+        **times: float,
     ) -> None:
         self._board, self._rank, self._activity, self._end = board, rank, activity, end
         self.names = names or [f"worker {each}" for each in range(workers)]  # by rank
         self._left_remedy = f": {left_remedy}" if left_remedy else ""
-        self._times = Times(**times)  # type: ignore[arg-type]
+        self._times = Times(**times)
         self._beats = Beats(range(workers) if rank == 0 else [0], self._times)
         self._beat, self._loss = Beat(), Loss()
         self._reports = 0
-        self._unanswered, self._read_at = 0.0, time.monotonic()
-        self._stopped = threading.Event()
-        self._watch = Watch(
-            self.look,
-            lambda: self.names[rank],
-            pause_seconds=BEAT_SECONDS,
-            end=self._tell_and_end,
-        )
+        self._unanswered = 0.0
+        self._watches = [
+            Watch(call, lambda: self.names[rank], BEAT_SECONDS, self._tell_and_end)
+            for call in (self.look, self.post, self.read)
+        ]
 
     def use_times(self, silence_seconds: float, limit_seconds: float | None) -> None:
         """Changes times."""
@@ -265,15 +247,13 @@ class Heartbeat:
 
     def start(self) -> None:
         """Starts the threads, once."""
-        if self._watch.start():
-            self._read_at = time.monotonic()
-            for exchange in (self.post, self.read):
-                daemon_thread(partial(self._repeat, exchange), "lbbsp-heartbeat").start()
+        for watch in self._watches:
+            watch.start()
 
     def stop(self) -> None:
         """Ends the beats; call it when all workers have reached their end."""
-        self._stopped.set()
-        self._watch.stop()
+        for watch in self._watches:
+            watch.stop()
 
     def forget(self, rank: int) -> None:
         """Stops watching a worker that has left in order."""
@@ -284,55 +264,39 @@ class Heartbeat:
         activity, step, _ = self._activity.read()
         self._loss = Loss(Reason.PREEMPTED, self._rank, activity, step)
 
-    def post(self) -> None:
+    def post(self, _: float = 0.0) -> None:
         """Posts a beat."""
         self._beat = Beat(self._beat.number + 1, *self._activity.read(), self._loss)
         self._board.post(self._beat.row())
         self._unanswered = 0.0
 
-    def read(self) -> None:
+    def read(self, seconds: float) -> None:
         """Reads the beats of other workers; time counts as silence once all have been read."""
         for rank in self._beats.ranks:
             row = self._beat.row() if rank == self._rank else self._board.read(rank)
             if row is not None:
                 self._beats.see(rank, Beat.of(row))
-        before, self._read_at = self._read_at, time.monotonic()
-        self._beats.wait(self._read_at - before)
+        self._beats.wait(seconds)
 
     def look(self, seconds: float) -> str | None:
         """Returns why this process must end, or None, `seconds` after the last look."""
         self._unanswered += min(seconds, MAX_COUNTED_SECONDS)
         if self._rank == 0:
             self._report()
-        loss = self._find_loss()
-        if loss is not None:
+        if not self._loss.reason:
+            silence, holder = self._times.silence_seconds, self._board.holder
+            if self._unanswered <= silence:
+                loss = self._beats.loss()
+            elif isinstance(holder, int):
+                loss = self._beats.lost(holder, Reason.SILENT)
+            else:
+                return f"{holder} did not respond for {silence:g} s"
+            if not loss.reason:
+                return None
             self._loss = loss  # the next beat of rank 0 tells it the others
-            why = self._describe(loss)
-            note_lost(loss.rank, why)
-            return why
-        if self._unanswered > self._times.silence_seconds:
-            return f"{self._board.holder} did not respond for {self._times.silence_seconds:g} s"
-        return None
-
-    def _find_loss(self) -> Loss | None:
-        if self._loss.reason:
-            return self._loss
-        holder = self._board.holder
-        if self._unanswered > self._times.silence_seconds:
-            return self._beats.lost(holder, Reason.SILENT) if isinstance(holder, int) else None
-        loss = self._beats.loss()
-        if loss is None and self._rank != 0 and 0 in self._beats.beats:
-            told = self._beats.beats[0].loss
-            return told if told.reason else None
-        return loss
-
-    def _repeat(self, exchange: Callable[[], None]) -> None:
-        while not self._stopped.is_set():
-            try:
-                exchange()
-            except Exception:  # a board that fails is one that does not respond
-                logger.debug("heartbeats cannot be exchanged", exc_info=True)
-            self._stopped.wait(BEAT_SECONDS)
+        why = self._describe(self._loss)
+        note_lost(self._loss.rank, why)
+        return why
 
     def _tell_and_end(self, status: int, why: str) -> None:
         """Ends the process; its beats go on for a moment if the others learn the loss from them."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from lbbsp_core.runtime.reliability.exit import end_now
@@ -28,34 +29,31 @@ def daemon_thread(target: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
+@dataclass(eq=False)
 class Watch:
     """Thread that asks a source regularly for a reason to end the process, and then ends it.
 
-    `look` takes the seconds since the last look, and returns why the process must end, or None. An
-    error in it has no effect: the next look may succeed. `name` returns the name of the process for
-    the message.
+    `look` takes the seconds since the last look, at first about 0, and returns why the process must
+    end, or None. An error in it has no effect: the next look may succeed. `name` returns the name
+    of the process for the message.
     """
 
     # Each source has a thread of its own: one that has to wait for a connection or a lock must not
     # keep the others from ending the process.
 
-    def __init__(
-        self,
-        look: Callable[[float], str | None],
-        name: Callable[[], str] | None = None,
-        *,
-        pause_seconds: float = 0.5,
-        end: Callable[[int, str], object] = end_now,
-    ) -> None:
-        self._look, self._name, self._pause_seconds, self._end = look, name, pause_seconds, end
+    look: Callable[[float], str | None]
+    name: Callable[[], str] | None = None
+    pause_seconds: float = 0.5
+    end: Callable[[int, str], object] = end_now
+
+    def __post_init__(self) -> None:
         self._stopped = threading.Event()
         self._thread = daemon_thread(self._run, "lbbsp-watch")
 
-    def start(self) -> bool:
-        """Starts the thread; returns whether it was not started before."""
-        if starts := self._thread.ident is None:
+    def start(self) -> None:
+        """Starts the thread, once."""
+        if self._thread.ident is None:
             self._thread.start()
-        return starts
 
     def stop(self) -> None:
         """Stops after the look in progress."""
@@ -67,17 +65,17 @@ class Watch:
 
     def _run(self) -> None:
         before = time.monotonic()
-        while not self._stopped.wait(self._pause_seconds):
-            now = time.monotonic()
+        while not self._stopped.is_set():
+            now, why = time.monotonic(), None
             try:
-                why = self._look(now - before)
+                why = self.look(now - before)
             except Exception:
                 logger.debug("a look has failed", exc_info=True)
-                why = None
             before = now
             if why is not None:
-                self._end(1, f"lbbsp: {why}" + (f"; {self._name()} ends" if self._name else ""))
+                self.end(1, f"lbbsp: {why}" + (f"; {self.name()} ends" if self.name else ""))
                 return
+            self._stopped.wait(self.pause_seconds)
 
 
 class Watchdog:

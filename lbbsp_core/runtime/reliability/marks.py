@@ -18,12 +18,6 @@ from typing import Final, NamedTuple
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.reliability.exit import before_end, on_exit
 
-BEGUN: Final = "begun"
-FINISHED: Final = "finished"
-WAITING: Final = "waiting"
-LOST: Final = "lost"
-PREEMPTED: Final = "preempted"
-
 _SOCKET_FOLDER: Final = 80  # characters; the path of a socket may have 107
 
 
@@ -35,24 +29,23 @@ class LostWorker(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """Marks of one worker."""
+    """Marks of one worker, by the names of their files."""
 
     begun: bool  # it has imported a plugin
     finished: bool  # its script has ended in order
     waiting: bool  # for a worker that has not started
+    preempted: bool  # it was asked to leave, by SIGTERM
     lost: LostWorker | None  # for which it has ended
-    preempted: bool = False  # it was asked to leave, by SIGTERM
 
 
 def read_marks(folder: Path) -> Marks:
     """Returns the marks in the folder of a worker."""
     lost = None
     with suppress(OSError, ValueError):
-        rank, why = (folder / LOST).read_text(encoding="utf-8").split(" ", 1)
+        rank, why = (folder / "lost").read_text(encoding="utf-8").split(" ", 1)
         lost = LostWorker(int(rank), why)
-    names = (BEGUN, FINISHED, WAITING, PREEMPTED)
-    begun, finished, waiting, preempted = ((folder / name).exists() for name in names)
-    return Marks(begun, finished, waiting, lost, preempted)
+    found = {name: (folder / name).exists() for name in Marks._fields[:-1]}
+    return Marks(**found, lost=lost)
 
 
 def folder_variable(folder: Path) -> dict[str, str]:
@@ -72,39 +65,39 @@ def begin() -> None:
     """
     folder = _folder()
     if folder is not None:
-        _leave(BEGUN)
+        _leave("begun")
         # Sockets of processes that load data, which would stay behind if they are killed.
         config = getattr(multiprocessing.current_process(), "_config", {})
         if len(str(folder)) <= _SOCKET_FOLDER:
             config.setdefault("tempdir", str(folder))
-        on_exit(lambda: _leave(FINISHED))
+        on_exit(lambda: _leave("finished"))
 
 
 def note_lost(rank: int, why: str) -> None:
     """Notes for which worker this one ends, which the launcher then names as the first cause."""
-    _leave(LOST, f"{rank} {why}")
+    _leave("lost", f"{rank} {why}")
 
 
 def note_preempted() -> None:
     """Notes that this worker was asked to leave: an elastic job continues without it."""
-    _leave(PREEMPTED)
+    _leave("preempted")
 
 
 def waiting_mark() -> Path | None:
     """Returns the path of the mark of a worker that waits for one that has not started, or None."""
     folder = _folder()
-    return None if folder is None else folder / WAITING
+    return None if folder is None else folder / "waiting"
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
     """Notes that, inside the context, this worker waits for workers that have not started."""
-    _leave(WAITING)
+    _leave("waiting")
     try:
         yield
     finally:
-        if mark := waiting_mark():
-            with suppress(OSError):
+        with suppress(OSError):
+            if mark := waiting_mark():
                 mark.unlink(missing_ok=True)
 
 

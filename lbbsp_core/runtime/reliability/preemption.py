@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.util import register_after_fork
 from types import FrameType
@@ -36,10 +37,8 @@ def keep_forks() -> None:
 
     A scheduler may signal all processes. Those that load data must not end before the last step.
     """
-    block, unblock = (
-        partial(signal.pthread_sigmask, how, [signal.SIGTERM])
-        for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
-    )
+    block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGTERM])
+    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, [signal.SIGTERM])
     # Frameworks may start threads within the fork, which inherit what is blocked then.
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=unblock)
     register_after_fork(keep_forks, lambda _: _follow_parent())
@@ -59,6 +58,7 @@ def _end_with(parent: int) -> None:
     os._exit(STATUS)
 
 
+@dataclass(eq=False)
 class PreemptionHandler:
     """Handler of SIGTERM while a training can save its state; it is opened and closed.
 
@@ -75,18 +75,10 @@ class PreemptionHandler:
         leave: Called on that thread; returns whether it may end the process now.
     """
 
-    def __init__(
-        self,
-        request: Callable[[], None],
-        *,
-        is_idle: Callable[[], bool] | None = None,
-        save: Callable[[], None] = lambda: None,
-        leave: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._request = request
-        self._is_idle = is_idle
-        self._save = save
-        self._leave = leave
+    request: Callable[[], None]
+    is_idle: Callable[[], bool] | None = None
+    save: Callable[[], None] = lambda: None
+    leave: Callable[[], bool] = lambda: True
 
     def open(self, *, alone: bool = False) -> None:
         """Handles SIGTERM from now on, unless the script has a handler of its own.
@@ -106,7 +98,7 @@ class PreemptionHandler:
         _open.append(self)
         signal.signal(signal.SIGTERM, _handle)
         if _first_signal:
-            self.request()
+            self._pass_on()
 
     def close(self, *, leaves: bool = False) -> None:
         """Restores the default: SIGTERM ends the process, or all workers, see `end_with_peers`.
@@ -122,11 +114,11 @@ class PreemptionHandler:
         if leaves:
             _end()
 
-    def request(self) -> None:
+    def _pass_on(self) -> None:
         """Passes the request on to the training."""
-        self._request()
-        if self._is_idle is not None:
-            wait = partial(self._wait_for_step, self._is_idle)
+        self.request()
+        if self.is_idle is not None:
+            wait = partial(self._wait_for_step, self.is_idle)
             daemon_thread(wait, "lbbsp-preemption").start()
 
     def _wait_for_step(self, is_idle: Callable[[], bool]) -> None:
@@ -139,10 +131,10 @@ class PreemptionHandler:
             elif since is None:
                 since = now
                 try:
-                    self._save()
+                    self.save()
                 except Exception:  # the process must end nevertheless
                     logger.warning("no checkpoint before this worker leaves", exc_info=True)
-            elif now >= since + _STEP_SECONDS and self._leave():
+            elif now >= since + _STEP_SECONDS and self.leave():
                 end_now(STATUS)
                 return
             time.sleep(_LOOK_SECONDS)
@@ -171,7 +163,7 @@ def _handle(_signum: int, _frame: FrameType | None) -> None:
         _first_signal.append(now)
         note_preempted()
         for handler in _open:
-            handler.request()
+            handler._pass_on()
         if not _open:
             _end()
     elif now > _first_signal[0] + REPEAT_SECONDS:

@@ -67,7 +67,7 @@ def test_all_leave_with_a_checkpoint_in_a_step_or_after_an_epoch(tmp_path, asked
 
 def test_a_state_that_cannot_be_saved_is_said_to_be_missing(tmp_path):
     training = Training(tmp_path, 100)
-    training.collect = training.schedule._collect = lambda writes: None
+    training.collect = training.schedule.collect = lambda writes: None
     with pytest.raises(SystemExit):
         training.schedule.leave()
     assert training.left == [True]

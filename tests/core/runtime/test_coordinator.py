@@ -252,7 +252,7 @@ def test_a_worker_tells_the_coordinator_which_times_to_exclude() -> None:
     for number, excluded in enumerate((1, 0), start=1):
         for worker, nanoseconds in enumerate((10**9, 3 * 10**9)):
             values = [8, nanoseconds, 0, 0, 0, excluded]
-            table = question_table(2, worker, Question.PUSH, number, values)
+            table = question_table(2, worker, Question.PUSH, number, *values)
             assert read_answer(service.answer(table)[worker]).pushes == 2 * number - 1 + worker
             balanced.entered(worker)
         assert balanced.rounds.sizes == ((8, 8) if excluded else (12, 4))

@@ -1,6 +1,7 @@
 """Heartbeats: who is found to be lost, what is said, and what ends a process."""
 
 import threading
+import time
 
 import pytest
 
@@ -49,9 +50,7 @@ def job(monkeypatch):
 class Job:
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        monkeypatch.setattr(
-            "lbbsp_core.runtime.reliability.heartbeat.time.monotonic", lambda: self.now
-        )
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.board = Rows()
         self.activities = [CurrentActivity() for _ in range(3)]
         self.workers = [self.worker(rank) for rank in range(3)]
@@ -69,7 +68,7 @@ class Job:
             self.now += BEAT_SECONDS
             for rank in sorted(self.alive):
                 self.workers[rank].post()
-                self.workers[rank].read()
+                self.workers[rank].read(BEAT_SECONDS)
                 why = self.workers[rank].look(BEAT_SECONDS)
                 if why is not None:
                     said.setdefault(rank, why)
@@ -131,7 +130,7 @@ def test_a_worker_that_was_suspended_does_not_suspect_the_others(job):
     job.run(5)
     job.now += 3600
     for worker in job.workers:
-        worker.read()
+        worker.read(3600.0)
         assert worker.look(3600.0) is None
 
 
@@ -141,7 +140,7 @@ def test_time_without_readings_is_no_silence_of_the_others(job):
     for _ in range(40):
         job.now += BEAT_SECONDS
         assert job.workers[0].look(0.0) is None
-    job.workers[0].read()
+    job.workers[0].read(40 * BEAT_SECONDS)
     assert job.workers[0].look(0.0) is None
 
 

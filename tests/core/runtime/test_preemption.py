@@ -117,7 +117,7 @@ def idle(ends, monkeypatch):
 def test_a_training_whose_last_step_is_over_leaves(ends, idle, until, monkeypatch, fails, caplog):
     handler, done, _ = idle
     if fails:
-        monkeypatch.setattr(handler, "_save", lambda: done.append("save") or 1 / 0)
+        monkeypatch.setattr(handler, "save", lambda: done.append("save") or 1 / 0)
     monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
     terminate()
     until(lambda: ends)
@@ -128,7 +128,7 @@ def test_a_training_whose_last_step_is_over_leaves(ends, idle, until, monkeypatc
 
 def test_a_step_that_begins_at_the_last_moment_keeps_the_process(ends, idle, until, monkeypatch):
     handler, done, _ = idle
-    monkeypatch.setattr(handler, "_leave", lambda: bool(done.append("leave")))
+    monkeypatch.setattr(handler, "leave", lambda: bool(done.append("leave")))
     monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
     terminate()
     until(lambda: done.count("leave") >= 2)  # it asks again and again
