@@ -84,13 +84,11 @@ class TrainingInput:
         if self._session.workers == 1:
             self._session.use_order(order)
             return pipeline.epoch()
-        return PlaceholderDataset(
-            pipeline, self._strategy, on_build=self._announce, on_iterate=self._check_iteration
-        )
+        return PlaceholderDataset(pipeline, self._strategy, self)
 
     # A fit, in the order of its events
 
-    def _announce(self, pipeline: Pipeline) -> None:
+    def announce(self, pipeline: Pipeline) -> None:
         """Notes which data set Keras builds the model for, before the fit starts."""
         self.announced = pipeline
         self._may_iterate = False
@@ -101,7 +99,7 @@ class TrainingInput:
         self.pipeline = self.latest = pipeline
         for session in self._sessions:
             session.use_order(pipeline.order)
-            session.use_lag(1 + int(pipeline.options.prefetch))
+            session.use_lag(1 + pipeline.options.prefetch)
         self._may_iterate = True
         self._steps = 0
         self._wait = InputWait()
@@ -125,10 +123,11 @@ class TrainingInput:
         try:
             check_samples(self._session.collectives, digests)
         except DisagreementError:  # which all workers find
-            if not self._session.any_worker(source.read_digests() != digests):
+            changes = repr(source.read_digests()) != repr(digests)  # NaN is not equal to itself
+            if not self._session.any_worker(changes):
                 raise
 
-    def _check_iteration(self, pipeline: Pipeline) -> None:
+    def check_iteration(self, pipeline: Pipeline) -> None:
         """Allows one iteration of the announced data set, that of a fit that has begun."""
         if self._may_iterate and pipeline is self.pipeline:
             self._may_iterate = False
