@@ -14,7 +14,7 @@ import tensorflow as tf
 from lbbsp_core.order import Indices
 from lbbsp_core.validate import require_fraction
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.source import Source, as_native, as_type, spec_of
+from lbbsp_tf.data.source import Source, as_type, spec_of
 
 _TEXT = (str, bytes, os.PathLike)
 _SCALARS = (*_TEXT, int, float, bool, np.generic)
@@ -53,8 +53,7 @@ class HostColumn(Column):
         self._array, self._name = array, name
         self.in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
         self._refuse_missing()
-        self.spec = spec_of(as_native(self._rows(np.zeros(1, np.int64))))
-        self.spec = tf.TensorSpec([None, *self.spec.shape[1:]], self.spec.dtype)
+        self.spec = spec_of(self._rows(np.zeros(1, np.int64)))
 
     def read(self, index: Indices) -> np.ndarray:
         """Returns the values of the samples `index`."""
@@ -83,9 +82,8 @@ class HostColumn(Column):
             raise _missing(self._name)
 
     def _rows(self, index: Indices) -> np.ndarray:
-        first, last = int(index[0]), int(index[-1])
-        if last - first + 1 == len(index) and np.all(np.diff(index) == 1):
-            return np.asarray(self._array[first : last + 1])
+        if np.all(np.diff(index) == 1):
+            return np.asarray(self._array[int(index[0]) : int(index[-1]) + 1])
         if isinstance(self._array, np.ndarray):
             return np.asarray(self._array[index])
         if type(self._array).__module__.startswith("h5py"):  # takes ascending indices only
@@ -227,20 +225,19 @@ def map_columns(name: str, value: Nest) -> Nest:
 
 def _column(name: str, array: Any) -> Column:
     """Makes a column of an array."""
-    is_sparse = isinstance(array, tf.SparseTensor) or type(array).__module__.startswith(
-        "scipy.sparse"
-    )
+    is_sparse = isinstance(array, tf.SparseTensor)
+    is_sparse = is_sparse or type(array).__module__.startswith("scipy.sparse")
     is_tensor = isinstance(array, (tf.Tensor, tf.RaggedTensor))
     # What has rows and a type of NumPy is not read whole.
     has_rows = isinstance(getattr(array, "dtype", None), np.dtype) and hasattr(array, "shape")
     if not (is_sparse or is_tensor or has_rows or hasattr(array, "iloc")):
         array = np.asarray(array)
-    if hasattr(array, "shape") and not len(array.shape):
+    if not len(array.shape):
         raise ValueError(
             "the data must be arrays whose first axis is that of samples, got "
             f"{name} = {array!r}: pass one array per input"
         )
-    if len(array.shape) and array.shape[0] == 0:
+    if not array.shape[0]:
         raise ValueError(f"{name} has no samples: its shape is {tuple(array.shape)}")
     try:
         if is_sparse or is_tensor:

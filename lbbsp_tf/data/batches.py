@@ -38,10 +38,7 @@ class Batches(Source):
         self.records = Fingerprints()
         self.structure = first = as_batch(batches[0])
         last = as_batch(batches[number - 1]) if number > 1 else first
-        self.specs = [
-            tf.TensorSpec([None, *leaf.shape[1:]], spec_of(leaf).dtype)
-            for leaf in tf.nest.flatten(first)
-        ]
+        self.specs = list(map(spec_of, tf.nest.flatten(first)))
         rest = len(tf.nest.flatten(last)[0])
         if number > 1:
             self._check_size(0, first, global_batch_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -143,7 +144,7 @@ class TrainingInput:
         )
 
     def begin_epochs(self) -> None:
-        """Starts to draw at the session's running step; call it when the first epoch begins."""
+        """Draws from the session's running step on; call it when the first epoch begins."""
         pipeline = self.pipeline
         spec = pipeline.batches.element_spec
         if not self.iterators or self.iterators[0].element_spec != spec:
@@ -152,12 +153,7 @@ class TrainingInput:
             pipeline.source.records.forget_from(self._session.step)
         # Iterators do not keep their pipelines alive.
         self._drawn = pipeline.of_replicas(self._sessions)
-        self._draw_epoch()
-
-    def _draw_epoch(self) -> None:
-        self._end = self._session.step + self.pipeline.order.steps_per_epoch
-        for iterator, pipeline in zip(self.iterators, self._drawn, strict=True):
-            iterator.start(pipeline.batches)
+        self._end = self._session.step
 
     def begin_step(self) -> None:
         """Draws a further epoch if one begins, of the announced data set, or raises ValueError."""
@@ -166,7 +162,9 @@ class TrainingInput:
                 "fit needs the data of the balancer: call fit(balancer.dataset(x, y), ...)"
             )
         if self._session.step == self._end:
-            self._draw_epoch()
+            self._end += self.pipeline.order.steps_per_epoch
+            for iterator, pipeline in zip(self.iterators, self._drawn, strict=True):
+                iterator.start(pipeline.batches)
 
     def end_step(self) -> None:
         """Adds up the time that the step has waited; compares the first records of a fit."""
@@ -227,13 +225,13 @@ class InputWait:
 
     def __init__(self) -> None:
         self._waited = self._busy = 0.0
-        self._last: tuple[float, float] | None = None
+        self._last = math.inf, math.inf
         self._steps = 0
         self._warned = False
 
     def add(self, waited_seconds: float, busy_seconds: float) -> None:
         """Adds a step, from sums over all so far; an excluded one does not add to the busy time."""
-        if self._last is not None and busy_seconds > self._last[1]:
+        if busy_seconds > self._last[1]:
             self._waited += waited_seconds - self._last[0]
             self._busy += busy_seconds - self._last[1]
             self._steps += 1

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.source import Source, as_type, spec_of, string_bytes
+from lbbsp_tf.data.source import Source, as_type, string_bytes, type_of
 
 
 class Items(Source):
@@ -34,7 +34,7 @@ class Items(Source):
         probes = np.unique(np.linspace(0, self.num_samples - 1, 8).astype(np.int64))
         first, *_ = samples = self._get(probes)
         self._sample = self.structure = as_sample(first)
-        self._types = [spec_of(leaf).dtype for leaf in tf.nest.flatten(self._sample)]
+        self._types = list(map(type_of, tf.nest.flatten(self._sample)))
         leaves = zip(*map(self._leaves, samples, probes), strict=True)
         self._shapes = [_common_shape({leaf.shape for leaf in each}, any_length) for each in leaves]
         self.specs = [

@@ -140,23 +140,21 @@ def _as_numbers(values: np.ndarray) -> np.ndarray:
     return values.view(values.real.dtype) if values.dtype.kind == "c" else values
 
 
-def spec_of(values: np.ndarray) -> tf.TensorSpec:
-    """Returns the specification of the tensor of an array; raises a `TypeError` if it has none."""
-    return tf.TensorSpec(values.shape, tf.string if values.dtype.kind in "OUST" else values.dtype)
+def type_of(values: np.ndarray) -> tf.DType:
+    """Returns the type of TensorFlow for an array; raises a `TypeError` if there is none."""
+    return tf.as_dtype(string_bytes(values).dtype.newbyteorder("="))
 
 
-def as_native(values: np.ndarray) -> np.ndarray:
-    """Returns values that TensorFlow can take: strings as bytes, numbers in native byte order."""
-    return string_bytes(values.astype(values.dtype.newbyteorder("="), copy=False))
+def spec_of(rows: np.ndarray) -> tf.TensorSpec:
+    """Returns the specification of a batch of any size; raises a `TypeError` if there is none."""
+    return tf.TensorSpec([None, *rows.shape[1:]], type_of(rows))
 
 
 def as_type(values: np.ndarray, dtype: tf.DType) -> np.ndarray:
     """Returns values that TensorFlow can take, in the data type of the first sample."""
-    values = as_native(values)
-    if (dtype == tf.string) != (values.dtype == object):
+    values = string_bytes(values)
+    if dtype == tf.string and values.dtype != object:
         raise TypeError(f"got {values.dtype} instead of {dtype.name}")
-    if dtype == tf.string:
-        return values
     return values.astype(dtype.as_numpy_dtype, casting="same_kind", copy=False)
 
 

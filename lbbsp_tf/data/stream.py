@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,9 @@ from lbbsp_tf.data.iterators import SwitchingIterator
 from lbbsp_tf.data.mapping import unpacked
 from lbbsp_tf.data.source import Draw, Fingerprints, Source
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
+
+if TYPE_CHECKING:
+    from lbbsp_tf.data.options import InputOptions
 
 
 class _Records(NamedTuple):
@@ -34,36 +37,26 @@ class Stream(Source):
     starts with each fit.
 
     Args:
-        dataset: Data set, of samples or of batches of any size.
+        options: What `LoadBalancer.dataset` was given.
         global_batch_size: X, samples per step over all workers.
-        num_samples: Number of samples; None where TensorFlow knows it.
-        steps_per_epoch: Steps of an epoch, needed for an endless data set.
-        batched: Whether the elements are batches; None to find out.
     """
 
     is_sequential = True
 
-    def __init__(
-        self,
-        dataset: tf.data.Dataset,
-        global_batch_size: int,
-        *,
-        num_samples: int | None = None,
-        steps_per_epoch: int | None = None,
-        batched: bool | None = None,
-    ) -> None:
+    def __init__(self, options: InputOptions, global_batch_size: int) -> None:
+        dataset, num_samples = options.x, options.num_samples
         _refuse_nested(dataset)
         self._size = global_batch_size
-        self._batched = is_batched(dataset) if batched is None else batched
+        self._batched = is_batched(dataset) if options.batched is None else options.batched
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-        if self._endless and (num_samples is not None or steps_per_epoch is None):
+        if self._endless and (num_samples is not None or options.steps_per_epoch is None):
             raise ValueError(
                 "the tf.data.Dataset is endless: pass steps_per_epoch= and no num_samples= to "
                 "balancer.dataset(...), or leave out repeat()"
             )
         counted, is_certain = count_samples(dataset, self._batched)
         if self._endless:
-            num_samples = steps_per_epoch * global_batch_size
+            num_samples = options.steps_per_epoch * global_batch_size
         elif num_samples is None and counted is None:
             raise ValueError(
                 "the number of samples of the tf.data.Dataset is unknown: pass num_samples= to "
@@ -71,11 +64,11 @@ class Stream(Source):
             )
         self.num_samples = counted if num_samples is None else num_samples
         self._is_counted = is_certain and counted == self.num_samples
-        options = tf.data.Options()
-        options.deterministic = True  # all workers must read the same order
-        options.experimental_optimization.inject_prefetch = False  # it opens the next pass early
-        options.experimental_optimization.apply_default_optimizations = False
-        self._dataset = dataset.with_options(options)
+        in_order = tf.data.Options()
+        in_order.deterministic = True  # all workers must read the same order
+        in_order.experimental_optimization.inject_prefetch = False  # it opens the next pass early
+        in_order.experimental_optimization.apply_default_optimizations = False
+        self._dataset = dataset.with_options(in_order)
         self.records = Fingerprints()
         spec = tf.nest.flatten(dataset.element_spec)
         shapes = [each.shape[1:] if self._batched else each.shape for each in spec]
