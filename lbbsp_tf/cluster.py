@@ -48,17 +48,16 @@ def rank_and_workers(
     resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
 ) -> tuple[int, int]:
     """Returns this worker's rank, chief first, and N; ``(0, 1)`` without a cluster."""
-    spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
-    chiefs, workers = len(spec.get("chief", ())), len(spec.get("worker", ()))
-    if chiefs + workers < 2:
+    workers = len(addresses(resolver)) if resolver is not None else 1
+    if workers < 2:
         return 0, 1
     if resolver.task_type not in ("chief", "worker"):
         raise ValueError(
             f"the task of this process in TF_CONFIG is {resolver.task_type!r}, which does not "
             "train: evaluate saved models there, without TF_CONFIG and LoadBalancer"
         )
-    offset = chiefs if resolver.task_type == "worker" else 0
-    return offset + int(resolver.task_id), chiefs + workers
+    address = resolver.cluster_spec().task_address(resolver.task_type, int(resolver.task_id))
+    return addresses(resolver).index(address), workers
 
 
 def addresses(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> list[str]:

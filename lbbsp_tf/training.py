@@ -54,12 +54,6 @@ class Training:
         self.verified_error: float | None = None
         self.sessions, self._leader = sessions, sessions.leader
         self.input = TrainingInput(sessions, strategy)
-        self._weights: Callable[[], Iterable[np.ndarray]] = tuple
-        self._settings: Callable[[], Settings] | None = None
-        self._train_step: TrainStep | None = None
-        self._step: BalancedStep | None = None
-        self._weighting: Weighting | None = None
-        self._known_traces: int | None = None
         self._samples = 0  # of all replicas in the step
         self._share_of_sample = compat.plain_variable(0.0, tf.float64)
 
@@ -99,7 +93,8 @@ class Training:
             of_all = compat.with_results_of_all(train_step.function)
             train_step = replace(train_step, function=of_all)
         self._weighting = Weighting.chosen(self._weight_by) or self._prove(train_step)
-        self._train_step, self._known_traces = train_step, None
+        self._train_step = train_step
+        self._known_traces: int | None = None
         self._step = BalancedStep(
             train_step,
             self.sessions,
