@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 import keras
-import tensorflow as tf
 
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.record.figures import RunningFigures
@@ -28,16 +27,15 @@ class BalancedFit(keras.callbacks.Callback):
 
     def __init__(
         self,
-        strategy: tf.distribute.Strategy,
-        workers: int,
         training: Training,
+        workers: int,
         checkpoints: Checkpoints | None,
         *,
         logs: bool,
     ) -> None:
         super().__init__()
-        self.strategy, self.workers = strategy, workers
-        self.replicas = strategy.num_replicas_in_sync
+        self.strategy, self.workers = training.strategy, workers
+        self.replicas = self.strategy.num_replicas_in_sync
         self.active = self.replicas > 1
         """True if there is more than one replica, among which batches can be divided."""
         self._training, self._input = training, training.input

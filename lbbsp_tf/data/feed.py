@@ -118,13 +118,11 @@ class TrainingInput:
         source = self.pipeline.source
         if source.records is not None:
             return
-        digests = source.digests
-        if self._session.any_worker(digests is None):
-            return
         try:
-            check_samples(self._session.collectives, digests)
+            check_samples(self._session.collectives, source.digests)
         except DisagreementError:  # which all workers find
-            changes = repr(source.read_digests()) != repr(digests)  # NaN is not equal to itself
+            # Texts, because NaN is not equal to itself.
+            changes = repr(source.read_digests()) != repr(source.digests)
             if not self._session.any_worker(changes):
                 raise
 
