@@ -47,7 +47,7 @@ class TrainingInput:
         self._drawn: Sequence[Pipeline] = []
         self.iterators: list[BatchIterator] = []  # the same for data sets of one structure
         self._may_iterate = False
-        self._steps = self._end = 0
+        self._first = self._end = 0  # step of the fit; step after the epoch that is being drawn
         self._wait = InputWait()
 
     @property
@@ -102,7 +102,6 @@ class TrainingInput:
             session.use_order(pipeline.order)
             session.use_lag(1 + pipeline.options.prefetch)
         self._may_iterate = True
-        self._steps = 0
         self._wait = InputWait()
 
     def begin_alone(self) -> None:
@@ -151,7 +150,7 @@ class TrainingInput:
             pipeline.source.records.forget_from(self._session.step)
         # Iterators do not keep their pipelines alive.
         self._drawn = pipeline.of_replicas(self._sessions)
-        self._end = self._session.step
+        self._first = self._end = self._session.step
 
     def begin_step(self) -> None:
         """Draws a further epoch if one begins, of the announced data set, or raises ValueError."""
@@ -167,8 +166,7 @@ class TrainingInput:
     def end_step(self) -> None:
         """Adds up the time that the step has waited; compares the first records of a fit."""
         self._wait.add(float(self.iterators[0].waited), self._session.busy_seconds)
-        self._steps += 1
-        if self._steps == 1:
+        if self._session.step == self._first + 1:
             self._compare_records()
 
     def end_epoch(self) -> None:
