@@ -137,7 +137,7 @@ class LoadBalancer(BalancedFit):
             sessions=sessions,
             training_input=training.input,
         )
-        super().__init__(strategy, workers, training, checkpoints or None, logs=logs)
+        super().__init__(training, workers, checkpoints or None, logs=logs)
         compat.patch_keras()  # fit needs it under a strategy, also with a single replica
         if not self.active:
             logger.warning("LoadBalancer is passive, because there is only one replica")
@@ -291,7 +291,7 @@ class LoadBalancer(BalancedFit):
                 "checkpoint= is for fit: a custom loop must save and restore its own state, which "
                 "the balancer does not know; leave checkpoint= out"
             )
-        return BalancedLoop(train_step, data, strategy=self.strategy, training=self._training)
+        return BalancedLoop(train_step, data, self._training)
 
     def sum_gradients(self, gradients: Nest) -> Nest:
         """Returns the gradients of the global batch, for steps that do not just apply them.

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lbbsp_core.resources.gpu import driver_version
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.options.env import (
     DEVICES_REMEDY,
@@ -20,8 +17,6 @@ from lbbsp_tf import env
 
 if TYPE_CHECKING:  # TF_CONFIG is checked before TensorFlow is imported
     import tensorflow as tf
-
-logger = logging.getLogger("lbbsp.tf")
 
 _PEER_MILLISECONDS = 60_000
 
@@ -48,17 +43,16 @@ def rank_and_workers(
     resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
 ) -> tuple[int, int]:
     """Returns this worker's rank, chief first, and N; ``(0, 1)`` without a cluster."""
-    spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
-    chiefs, workers = len(spec.get("chief", ())), len(spec.get("worker", ()))
-    if chiefs + workers < 2:
+    workers = len(addresses(resolver)) if resolver is not None else 1
+    if workers < 2:
         return 0, 1
     if resolver.task_type not in ("chief", "worker"):
         raise ValueError(
             f"the task of this process in TF_CONFIG is {resolver.task_type!r}, which does not "
             "train: evaluate saved models there, without TF_CONFIG and LoadBalancer"
         )
-    offset = chiefs if resolver.task_type == "worker" else 0
-    return offset + int(resolver.task_id), chiefs + workers
+    address = resolver.cluster_spec().task_address(resolver.task_type, int(resolver.task_id))
+    return addresses(resolver).index(address), workers
 
 
 def addresses(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> list[str]:
@@ -73,7 +67,7 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
 
     TensorFlow's collectives fail for different types, and wait for each other indefinitely for
     different numbers. Every worker must call it; one that does not is not waited for longer than a
-    minute. Worker 0 warns of different drivers.
+    minute.
     """
     import tensorflow as tf
 
@@ -82,7 +76,7 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
     if not service.has_time_limits():
         return  # the wait for a worker could not be limited
     own_type = tf.DeviceSpec.from_string(devices[0]).device_type
-    own = json.dumps([own_type, len(devices), driver_version() if own_type == "GPU" else ""])
+    own = json.dumps([own_type, len(devices)])
     with contextlib.suppress(tf.errors.AlreadyExistsError):  # keys cannot be overwritten
         service.write(f"lbbsp/devices/{rank}", own)
     told: list[list[Any]] = []
@@ -91,29 +85,16 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
         if text is None:
             return  # a worker without a LoadBalancer fails in the handshake
         told.append(json.loads(text))
-    types, counts, drivers = map(list, zip(*told, strict=True))
+    types, counts = map(list, zip(*told, strict=True))
     if len(set(types)) > 1:
+        ranks = {kind: [i for i, each in enumerate(types) if each == kind] for kind in types}
+        found = (f"{kind} (rank {', '.join(map(str, own))})" for kind, own in ranks.items())
         raise DisagreementError(
             "workers must have devices of the same type, because TensorFlow's collectives need "
-            f"it, got {_with_ranks(types)}: {DEVICES_REMEDY}"
+            f"it, got {', '.join(found)}: {DEVICES_REMEDY}"
         )
     if len(set(counts)) > 1:
         raise ValueError(
             f"workers must have the same number of devices, got {counts} by rank: start one worker "
             "for each device, with CUDA_VISIBLE_DEVICES"
         )
-    if rank == 0 and len({*drivers} - {""}) > 1:
-        logger.warning(
-            "workers have different versions of the NVIDIA driver: %s; results may differ a "
-            "little: install the same version on all machines",
-            _with_ranks(drivers),
-        )
-
-
-def _with_ranks(values: Sequence[str]) -> str:
-    """Returns each different value with its ranks, as "CPU (rank 0, 2), GPU (rank 1)"."""
-    ranks = {
-        value: ", ".join(str(rank) for rank, each in enumerate(values) if each == value)
-        for value in values
-    }
-    return ", ".join(f"{value or 'unknown'} (rank {own})" for value, own in ranks.items())

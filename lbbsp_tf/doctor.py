@@ -104,32 +104,24 @@ def _slurm() -> Iterator[Finding]:
     """Yields the cluster that TensorFlow's resolver reads from the variables of Slurm, if any."""
     if not env.in_slurm_step():
         return
-    check, kind = "SlurmClusterResolver", tf.distribute.cluster_resolver.SlurmClusterResolver
+    check = "SlurmClusterResolver"
     remedy = "set TF_CONFIG, or do as examples/cluster/keras_slurm.py (docs/clusters.md)"
-    try:
-        resolver = kind(auto_set_gpu=False)
-        yield ok(check, _described(resolver))
-    except Exception as error:  # without GPUs it asks nvidia-smi, or counts in steps of zero
-        try:
-            resolver = kind(gpus_per_node=1 << 16, gpus_per_task=1, auto_set_gpu=False)
-            text = _described(resolver)
-        except Exception as second:
-            yield note(check, f"cannot read the variables of Slurm: {second}", remedy)
-            return
-        yield note(check, f"its defaults fail here ({error}); with GPUs, {text}", remedy)
-    address = resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
+    try:  # its own count of the GPUs fails on nodes without
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            gpus_per_node=1 << 16, gpus_per_task=1, auto_set_gpu=False
+        )
+        cluster = resolver.cluster_spec()
+        address = cluster.task_address(resolver.task_type, resolver.task_id)
+    except Exception as error:
+        yield note(check, f"cannot read the variables of Slurm: {error}", remedy)
+        return
+    tasks = "; ".join(f"{kind} {', '.join(each)}" for kind, each in cluster.as_dict().items())
+    text = f"this is {resolver.task_type} {resolver.task_id} of {tasks}"
+    yield ok(check, f"{text}; on nodes without GPUs, pass it gpus_per_node and gpus_per_task")
     node = env.slurm_node()
     if node and address.rpartition(":")[0] != node:
         text = f"gives this task the address {address}, but it runs on {node}: it sorts names as "
         yield note(check, text + "text, and takes ranks from Slurm", remedy)
-
-
-def _described(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> str:
-    cluster: dict[str, Sequence[str]] = resolver.cluster_spec().as_dict()
-    if resolver.task_type is None:
-        raise ValueError("the number of this task is none of the cluster's")
-    tasks = "; ".join(f"{kind} {', '.join(each)}" for kind, each in cluster.items())
-    return f"this is {resolver.task_type} {resolver.task_id} of {tasks}"
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 
 import keras
-import tensorflow as tf
 
 from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.record.figures import RunningFigures
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.exactness import agreement, checks
 from lbbsp_tf.exchange.collectives import mirrored_collectives
-from lbbsp_tf.monitoring import FigureLogs, WorkerScalars
+from lbbsp_tf.monitoring import WorkerScalars
 from lbbsp_tf.reliability.checkpoints import Checkpoints
 from lbbsp_tf.step.batchnorm import synchronized_layers
 from lbbsp_tf.step.train_step import TrainStep
@@ -27,29 +27,27 @@ class BalancedFit(keras.callbacks.Callback):
 
     def __init__(
         self,
-        strategy: tf.distribute.Strategy,
-        workers: int,
         training: Training,
+        workers: int,
         checkpoints: Checkpoints | None,
         *,
         logs: bool,
     ) -> None:
         super().__init__()
-        self.strategy, self.workers = strategy, workers
-        self.replicas = strategy.num_replicas_in_sync
+        self.strategy, self.workers = training.strategy, workers
+        self.replicas = self.strategy.num_replicas_in_sync
+        self.active = self.replicas > 1
+        """True if there is more than one replica, among which batches can be divided."""
         self._training, self._input = training, training.input
         self._session = training.sessions.leader
         self._checkpoints = checkpoints
-        self._logs = FigureLogs(self._session) if logs and self.active else None
+        self._adds_figures, self._figures = logs and self.active, RunningFigures()
+        if self._adds_figures:
+            self._session.observers.append(self._figures.add)
         self._scalars = WorkerScalars(self._session)
         self._train_function: Callable[..., object] | None = None
         self._traced_for: tuple[object, ...] = ()
         self._in_fit = self._in_step = False
-
-    @property
-    def active(self) -> bool:
-        """True if there is more than one replica, among which batches can be divided."""
-        return self.replicas > 1
 
     def set_model(self, model: keras.Model) -> None:
         """Takes the model of the fit, unless it belongs to Keras 2."""
@@ -77,8 +75,7 @@ class BalancedFit(keras.callbacks.Callback):
             facts = {"epochs": self.params["epochs"], **agreement.facts_of(self.model)}
             self._training.begin(facts, partial(agreement.weights_of, self.model))
             self._scalars.begin_fit(running)
-            if self._logs:
-                self._logs.begin_fit()
+            self._add_figures()
         else:
             self._input.begin_alone()
             compat.require_targets(self.model, self._input.latest.batches.element_spec)
@@ -91,8 +88,7 @@ class BalancedFit(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
-        if self._logs:
-            self._logs.begin_epoch()
+        self._figures.begin_epoch()
         if self._in_fit:
             if self.active:
                 self._training.begin_epoch()
@@ -139,9 +135,16 @@ class BalancedFit(keras.callbacks.Callback):
             return
         self._training.end()
         self._scalars.end_fit()
-        if self._logs:
-            self._logs.end_fit()
+        compat.stop_adding(self._callbacks)
         self.model.train_function = None
+
+    def _add_figures(self) -> None:
+        """Adds figures to the logs of this fit: of the recent steps, and of the epoch."""
+        self._callbacks, figures = compat.running_list(), self._figures
+        if self._adds_figures:
+            compat.add_to_logs(
+                self._callbacks, lambda: figures.recent._asdict(), lambda: figures.epoch._asdict()
+            )
 
     def _replace_train_function(self) -> None:
         """Wraps the model's step for this fit; traces it again only if the model has changed."""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-_BACKENDS: Final = frozenset({"jax", "torch", "openvino"})
+_INSTALL: Final = " is not installed: pip install 'lbbsp[tf]' (NVIDIA GPUs), or 'lbbsp[tf-cpu]'"
+_CHANGE_BACKEND: Final = (
+    ", which was chosen as the backend of Keras, is not installed: lbbsp_tf trains with "
+    "TensorFlow, so set KERAS_BACKEND=tensorflow, or change ~/.keras/keras.json"
+)
+_REMEDIES: Final = {
+    **dict.fromkeys(("tensorflow", "keras"), _INSTALL),
+    **dict.fromkeys(("jax", "torch", "openvino"), _CHANGE_BACKEND),
+}
 
 
 def import_keras() -> None:
@@ -14,17 +22,6 @@ def import_keras() -> None:
         import tensorflow  # noqa: F401
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
-        if name in ("tensorflow", "keras"):
-            raise ModuleNotFoundError(
-                f"{name} is not installed: pip install 'lbbsp[tf]' (NVIDIA GPUs), or "
-                "'lbbsp[tf-cpu]'",
-                name=name,
-            ) from None
-        if name in _BACKENDS:
-            raise ModuleNotFoundError(
-                f"{name}, which was chosen as the backend of Keras, is not installed: "
-                "lbbsp_tf trains with TensorFlow, so set KERAS_BACKEND=tensorflow, or change "
-                "~/.keras/keras.json",
-                name=name,
-            ) from None
+        if name in _REMEDIES:
+            raise ModuleNotFoundError(name + _REMEDIES[name], name=name) from None
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 import tensorflow as tf
@@ -15,22 +16,17 @@ from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.training import Training
 
 
-class BalancedLoop:
+class BalancedLoop(AbstractContextManager["BalancedLoop"]):
     """Balanced steps of a custom training loop; `LoadBalancer.loop` creates it."""
 
     def __init__(
         self,
         train_step: Callable[[Nest], Nest],
         data: tf.data.Dataset | PlaceholderDataset,
-        *,
-        strategy: tf.distribute.Strategy,
         training: Training,
     ) -> None:
-        self._train_step = TrainStep.of_function(train_step)
-        self._data = data
-        self._strategy = strategy
-        self._training = training
-        self._leader = training.sessions.leader
+        self._train_step, self._data = TrainStep.of_function(train_step), data
+        self._training, self._leader = training, training.sessions.leader
         self._run: Callable[..., Nest] | None = None
         self._graph: tf.Graph | None = None
         self._found: list[tf.Variable] | None = None
@@ -42,9 +38,6 @@ class BalancedLoop:
             data.example()  # as Keras does, to announce the data set
             training.begin({}, self._weights, self._learning_rates)
             iter(data)
-
-    def __enter__(self) -> BalancedLoop:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -68,7 +61,7 @@ class BalancedLoop:
 
             def run() -> Nest:
                 self._graph, self._found = compat.current_graph(), None
-                return self._strategy.run(step)
+                return training.strategy.run(step)
 
             self._run = tf.function(run, autograph=False)
         else:
@@ -77,7 +70,7 @@ class BalancedLoop:
             if self._leader.stopping:
                 return
             training.begin_step()
-            result = compat.local(self._strategy, self._run())
+            result = compat.local(training.strategy, self._run())
             training.end_step()
             yield result
         training.input.end_epoch()
@@ -113,9 +106,9 @@ class BalancedLoop:
 
     def _epoch_alone(self) -> Iterator[Nest]:
         if self._run is None:
-            function = self._train_step.function
+            run, function = self._training.strategy.run, self._train_step.function
             self._run = tf.function(
-                lambda batch: self._strategy.run(function, args=(batch,)),
+                lambda batch: run(function, args=(batch,)),
                 autograph=False,
                 reduce_retracing=True,
             )

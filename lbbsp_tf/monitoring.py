@@ -1,9 +1,10 @@
-"""What users see of a fit: figures in Keras's logs, and curves of each worker for TensorBoard."""
+"""Curves of each worker for TensorBoard."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 
 import keras
@@ -11,46 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_core.runtime.record.figures import RunningFigures
 from lbbsp_core.runtime.record.record import StepLine, counted
-from lbbsp_tf import compat
 
 logger = logging.getLogger("lbbsp.tf")
 
 _MOST = 1000
 """Steps of an epoch after which a point is written in any case."""
-
-
-class FigureLogs:
-    """Adds ``waiting`` and ``speedup`` to the logs of a fit; see `runtime.record.figures`.
-
-    After a step they are those of the recent steps, after an epoch those of the epoch. They are
-    the same on all workers.
-    """
-
-    def __init__(self, session: WorkerSession) -> None:
-        self._figures = RunningFigures()
-        self._callbacks: keras.callbacks.CallbackList | None = None
-        session.observers.append(self._figures.add)
-
-    def begin_fit(self) -> None:
-        """Adds to the logs of the fit that begins, until `end_fit`."""
-        figures = self._figures
-        self._callbacks = compat.running_list()
-        if self._callbacks is not None:
-            compat.add_to_logs(
-                self._callbacks, lambda: figures.recent._asdict(), lambda: figures.epoch._asdict()
-            )
-
-    def begin_epoch(self) -> None:
-        """Begins the figures of an epoch."""
-        self._figures.begin_epoch()
-
-    def end_fit(self) -> None:
-        """Leaves the logs of later fits alone."""
-        if self._callbacks is not None:
-            compat.stop_adding(self._callbacks)
-            self._callbacks = None
 
 
 class WorkerScalars:
@@ -134,12 +101,9 @@ class WorkerScalars:
 
     def _changes(self, lines: Sequence[StepLine]) -> float:
         """Returns in how many full steps the plan is another one than in the full step before."""
-        changes = 0
-        for line in lines:
-            if not line.short:
-                changes += self._sizes not in (None, line.sizes)
-                self._sizes = line.sizes
-        return float(changes)
+        plans = [self._sizes, *(line.sizes for line in lines if not line.short)]
+        self._sizes = plans[-1]
+        return float(sum(last not in (None, plan) for last, plan in pairwise(plans)))
 
 
 def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:

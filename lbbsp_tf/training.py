@@ -48,18 +48,12 @@ class Training:
         weight_by: str,
         verify: bool,
     ) -> None:
-        self._strategy = strategy
+        self.strategy = strategy
         self._weight_by = require_known("weight_by", weight_by, WAYS)
         self._verify = verify
         self.verified_error: float | None = None
         self.sessions, self._leader = sessions, sessions.leader
         self.input = TrainingInput(sessions, strategy)
-        self._weights: Callable[[], Iterable[np.ndarray]] = tuple
-        self._settings: Callable[[], Settings] | None = None
-        self._train_step: TrainStep | None = None
-        self._step: BalancedStep | None = None
-        self._weighting: Weighting | None = None
-        self._known_traces: int | None = None
         self._samples = 0  # of all replicas in the step
         self._share_of_sample = compat.plain_variable(0.0, tf.float64)
 
@@ -98,15 +92,15 @@ class Training:
             # Callbacks and loops see the results of a process, and only once.
             of_all = compat.with_results_of_all(train_step.function)
             train_step = replace(train_step, function=of_all)
-        self._weighting = Weighting.chosen(self._weight_by) or self._prove(train_step)
-        self._train_step, self._known_traces = train_step, None
+        weighting = Weighting.chosen(self._weight_by) or self._prove(train_step)
+        self._known_traces: int | None = None
         self._step = BalancedStep(
             train_step,
             self.sessions,
             [each.get_next for each in self.input.iterators],
-            self._weighting,
+            weighting,
             self._share_of_sample,
-            compat.shared_global_seed(self._strategy),
+            compat.shared_global_seed(self.strategy),
         )
         if self._verify:
             self._compare_with_one_process()
@@ -120,9 +114,9 @@ class Training:
         traced = self._step.traces > (self._known_traces or self._step.traces)
         if self._leader.any_worker(traced) and not Weighting.chosen(self._weight_by):
             self._known_traces = self._step.traces
-            if self._prove(self._train_step) != self._weighting:
+            if self._prove(self._step.train_step) != self._step.weighting:
                 raise ValueError(
-                    f"{self._train_step.name} computes another kind of loss than when the fit "
+                    f"{self._step.train_step.name} computes another kind of loss than when the fit "
                     "began: compile the model again, and call fit for each kind of loss"
                 )
         self.sessions.exclude_step()
@@ -164,7 +158,7 @@ class Training:
 
     def _prove(self, train_step: TrainStep) -> Weighting:
         batch, by_tokens = self.input.pipeline.first_samples(SAMPLES), self._weight_by == "mask"
-        found = prove(train_step, self._strategy, batch, by_tokens=by_tokens)
+        found = prove(train_step, self.strategy, batch, by_tokens=by_tokens)
         # Processors round differently, and so may the figures in the reasons to refuse.
         outcome = "refused" if isinstance(found, Refusal) else repr(found)
         handshake.compare(self._leader.collectives, {"weighting of the loss": fingerprint(outcome)})
@@ -178,11 +172,11 @@ class Training:
 
     def _compare_with_one_process(self) -> None:
         """Compares a weighted step on unequal batches with the whole batch in one process."""
-        leader, train_step = self._leader, self._train_step
+        leader, train_step = self._leader, self._step.train_step
         sizes = uneven_sizes(leader.order.size(0), leader.workers)
         batch = self.input.pipeline.first_samples(sum(sizes))
         self.verified_error = error = largest_error(
-            self._strategy, train_step.function, self._step.weighted, batch, sizes
+            self.strategy, train_step.function, self._step.weighted, batch, sizes
         )
         if leader.rank == 0:
             print(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,11 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.order import Indices
-from lbbsp_core.runtime.exchange.digest import Digest, sampled
 from lbbsp_core.validate import require_fraction
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.plan import HostCalls, Plan
-from lbbsp_tf.data.source import Source, as_native, as_spec, digests_of, spec_of
+from lbbsp_tf.data.source import Source, as_type, spec_of
 
 _TEXT = (str, bytes, os.PathLike)
 _SCALARS = (*_TEXT, int, float, bool, np.generic)
@@ -26,6 +24,7 @@ class Column(ABC):
     """Values of all samples along the first axis."""
 
     in_memory = True  # reading takes negligible time
+    spec = tf.TensorSpec([None], tf.int64)  # of what `read` returns: by default numbers of samples
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = tuple(shape)
@@ -33,13 +32,17 @@ class Column(ABC):
     def __len__(self) -> int:
         return self.shape[0]
 
-    @abstractmethod
-    def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
-        """Returns the values of the samples `index`, as a tensor (or ragged or sparse tensor)."""
+    def read(self, index: Indices) -> np.ndarray:
+        """Returns what `pack` needs for the samples `index`."""
+        return index
 
     @abstractmethod
+    def pack(self, read: tf.Tensor) -> tf.Tensor:
+        """Returns the values of what was read, as a tensor (or ragged or sparse tensor)."""
+
     def tail(self, start: int) -> Any:
         """Returns the values of the samples from `start` on, for validation."""
+        return self.pack(tf.range(start, len(self), dtype=tf.int64))
 
 
 class HostColumn(Column):
@@ -50,28 +53,27 @@ class HostColumn(Column):
         self._array, self._name = array, name
         self.in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
         self._refuse_missing()
-        self._spec = spec_of(as_native(self._rows(np.zeros(1, np.int64))))
+        self.spec = spec_of(self._rows(np.zeros(1, np.int64)))
 
-    def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
+    def read(self, index: Indices) -> np.ndarray:
         """Returns the values of the samples `index`."""
-        spec = tf.TensorSpec([None, *self._spec.shape[1:]], self._spec.dtype)
-        (values,) = host.call(lambda index: [self._read(index)], [index], [spec])
-        return values
-
-    def tail(self, start: int) -> Any:
-        """Returns the values of the samples from `start` on."""
-        values = self._read(np.arange(start, len(self)))
-        return tf.constant(values) if values.dtype == object else values  # strings, for Keras
-
-    def _read(self, index: Indices) -> np.ndarray:
         try:
-            return as_spec(self._rows(index), self._spec)
+            return as_type(self._rows(index), self.spec.dtype)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"{self._name} cannot be read as {self._spec.dtype.name} at samples "
+                f"{self._name} cannot be read as {self.spec.dtype.name} at samples "
                 f"{index[:8].tolist()}: fill in missing values, and convert all to one type "
                 f"({error})"
             ) from error
+
+    def pack(self, read: tf.Tensor) -> tf.Tensor:
+        """Returns the values themselves."""
+        return read
+
+    def tail(self, start: int) -> Any:
+        """Returns the values of the samples from `start` on."""
+        values = self.read(np.arange(start, len(self)))
+        return tf.constant(values) if values.dtype == object else values  # strings, for Keras
 
     def _refuse_missing(self) -> None:
         array = self._array
@@ -80,9 +82,8 @@ class HostColumn(Column):
             raise _missing(self._name)
 
     def _rows(self, index: Indices) -> np.ndarray:
-        first, last = int(index[0]), int(index[-1])
-        if last - first + 1 == len(index) and np.all(np.diff(index) == 1):
-            return np.asarray(self._array[first : last + 1])
+        if np.all(np.diff(index) == 1):
+            return np.asarray(self._array[int(index[0]) : int(index[-1]) + 1])
         if isinstance(self._array, np.ndarray):
             return np.asarray(self._array[index])
         if type(self._array).__module__.startswith("h5py"):  # takes ascending indices only
@@ -117,13 +118,9 @@ class TensorColumn(Column):
         with tf.device("/CPU:0"):
             self._tensor = tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
 
-    def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
-        """Returns the values of the samples `index`."""
-        return tf.gather(self._tensor, index)
-
-    def tail(self, start: int) -> Any:
-        """Returns the values of the samples from `start` on."""
-        return self._tensor[start:]
+    def pack(self, read: tf.Tensor) -> tf.Tensor:
+        """Returns the values of samples."""
+        return tf.gather(self._tensor, read)
 
 
 class SparseColumn(Column):
@@ -135,34 +132,20 @@ class SparseColumn(Column):
             places = np.stack([coo.row, coo.col], 1).astype(np.int64)
             tensor = tf.SparseTensor(places, coo.data, coo.shape)
         super().__init__(tensor.shape)
-        self._tensor = tf.sparse.reorder(tensor)
-        self._places = self._tensor.indices.numpy()
-        self._values = self._tensor.values.numpy()
-        self._starts = np.searchsorted(self._places[:, 0], np.arange(self.shape[0] + 1))
+        with tf.device("/CPU:0"):
+            tensor = tf.sparse.reorder(tensor)
+            rows, rest = tensor.indices[:, 0], tensor.indices[:, 1:]
+            self._values, self._places = (
+                tf.RaggedTensor.from_value_rowids(each, rows, len(self))
+                for each in (tensor.values, rest)
+            )
 
-    def take(self, index: tf.Tensor, host: HostCalls) -> tf.SparseTensor:
-        """Returns the values of the samples `index`."""
-        specs = [
-            tf.TensorSpec([None, len(self.shape)], tf.int64),
-            tf.TensorSpec([None], self._tensor.dtype),
-            tf.TensorSpec([len(self.shape)], tf.int64),
-        ]
-        rows = tf.SparseTensor(*host.call(self._read, [index], specs))
-        rows.set_shape([None, *self.shape[1:]])
-        return rows
-
-    def tail(self, start: int) -> tf.SparseTensor:
-        """Returns the values of the samples from `start` on."""
-        size = [len(self) - start, *self.shape[1:]]
-        return tf.sparse.slice(self._tensor, [start] + [0] * len(self.shape[1:]), size)
-
-    def _read(self, index: Indices) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        lengths = self._starts[index + 1] - self._starts[index]
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        kept = np.repeat(self._starts[index], lengths) + within
-        places = self._places[kept]
-        places[:, 0] = np.repeat(np.arange(len(index)), lengths)
-        return places, self._values[kept], np.array([len(index), *self.shape[1:]], np.int64)
+    def pack(self, read: tf.Tensor) -> tf.SparseTensor:
+        """Returns the values of samples."""
+        values, places = tf.gather(self._values, read), tf.gather(self._places, read)
+        indices = tf.concat([values.value_rowids()[:, None], places.values], 1)
+        shape = tf.concat([tf.shape(read, tf.int64), self.shape[1:]], 0)
+        return tf.SparseTensor(indices, values.values, shape)
 
 
 class Arrays(Source):
@@ -183,8 +166,9 @@ class Arrays(Source):
         packed = [
             None if value is None else map_columns(name, value) for name, value in given.items()
         ]
-        self._columns = keras.utils.pack_x_y_sample_weight(*packed)
-        columns = tf.nest.flatten(self._columns)
+        self.structure = keras.utils.pack_x_y_sample_weight(*packed)
+        self._columns = columns = tf.nest.flatten(self.structure)
+        self.specs = [each.spec for each in columns]
         lengths = {len(each) for each in columns}
         if len(lengths) != 1:
             raise ValueError(
@@ -208,26 +192,17 @@ class Arrays(Source):
         """Samples that are not trained on, as ``(x, y)`` or ``(x, y, sample_weight)``; or None."""
         if not self._split:
             return None
-        rest = tf.nest.map_structure(lambda each: each.tail(self.num_samples), self._columns)
+        rest = tf.nest.map_structure(lambda each: each.tail(self.num_samples), self.structure)
         return rest if isinstance(rest, tuple) else (rest,)
 
-    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
-        """Returns this worker's batches."""
-        index = [tf.TensorSpec([None], tf.int64)]
-        read = lambda _, drawn: [drawn.samples]  # noqa: E731
-        return plan.batches(host, read, index, lambda drawn: self._take(drawn[0], host))
+    def rows(self, index: Indices) -> list[np.ndarray]:
+        """Reads samples of each column."""
+        return [each.read(index) for each in self._columns]
 
-    def example(self, index: Indices) -> Nest:
-        """Returns a batch of samples."""
-        return self._take(tf.constant(index), HostCalls())
-
-    def read_digests(self) -> list[Digest]:
-        """Reads some samples, and returns their digests."""
-        with tf.device("/CPU:0"):
-            return digests_of(self.example(sampled(self.num_samples)))
-
-    def _take(self, index: tf.Tensor, host: HostCalls) -> Nest:
-        return tf.nest.map_structure(lambda each: each.take(index, host), self._columns)
+    def pack(self, tensors: Sequence[tf.Tensor]) -> Nest:
+        """Returns the batch of what was read."""
+        packed = [each.pack(read) for each, read in zip(self._columns, tensors, strict=True)]
+        return tf.nest.pack_sequence_as(self.structure, packed)
 
 
 def map_columns(name: str, value: Nest) -> Nest:
@@ -250,20 +225,19 @@ def map_columns(name: str, value: Nest) -> Nest:
 
 def _column(name: str, array: Any) -> Column:
     """Makes a column of an array."""
-    is_sparse = isinstance(array, tf.SparseTensor) or type(array).__module__.startswith(
-        "scipy.sparse"
-    )
+    is_sparse = isinstance(array, tf.SparseTensor)
+    is_sparse = is_sparse or type(array).__module__.startswith("scipy.sparse")
     is_tensor = isinstance(array, (tf.Tensor, tf.RaggedTensor))
     # What has rows and a type of NumPy is not read whole.
     has_rows = isinstance(getattr(array, "dtype", None), np.dtype) and hasattr(array, "shape")
     if not (is_sparse or is_tensor or has_rows or hasattr(array, "iloc")):
         array = np.asarray(array)
-    if hasattr(array, "shape") and not len(array.shape):
+    if not len(array.shape):
         raise ValueError(
             "the data must be arrays whose first axis is that of samples, got "
             f"{name} = {array!r}: pass one array per input"
         )
-    if len(array.shape) and array.shape[0] == 0:
+    if not array.shape[0]:
         raise ValueError(f"{name} has no samples: its shape is {tuple(array.shape)}")
     try:
         if is_sparse or is_tensor:

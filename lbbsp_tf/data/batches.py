@@ -11,8 +11,7 @@ from keras.utils import PyDataset
 
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.plan import Draw, HostCalls, Plan
-from lbbsp_tf.data.source import Fingerprints, Source, as_native, as_spec, spec_of, string_bytes
+from lbbsp_tf.data.source import Draw, Fingerprints, Source, as_type, spec_of, string_bytes
 
 
 class Batches(Source):
@@ -37,12 +36,9 @@ class Batches(Source):
         self._batches, self._size = batches, global_batch_size
         self._pass = -1
         self.records = Fingerprints()
-        self._structure = first = as_batch(batches[0])
+        self.structure = first = as_batch(batches[0])
         last = as_batch(batches[number - 1]) if number > 1 else first
-        self._specs = [
-            tf.TensorSpec([None, *leaf.shape[1:]], spec_of(leaf).dtype)
-            for leaf in tf.nest.flatten(first)
-        ]
+        self.specs = list(map(spec_of, tf.nest.flatten(first)))
         rest = len(tf.nest.flatten(last)[0])
         if number > 1:
             self._check_size(0, first, global_batch_size)
@@ -55,35 +51,25 @@ class Batches(Source):
             for hook in ("on_epoch_begin", "on_epoch_end")
         )
 
-    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
-        """Returns this worker's batches."""
+    def read(self, draw: Draw) -> list[np.ndarray]:
+        """Reads an item, and returns this worker's rows."""
+        number = int(draw.samples[0]) // self._size
+        batch = draw.once(partial(self._read_item, draw, number))
+        try:
+            return self._rows(batch, draw.samples)
+        except TypeError as error:
+            raise ValueError(
+                f"item {number} of {type(self._batches).__name__} has another data type than "
+                f"item 0: convert the values to one type ({error})"
+            ) from error
 
-        def read(step: int, drawn: Draw) -> list[np.ndarray]:
-            number = int(drawn.samples[0]) // self._size
-            number_of_pass = drawn.step // plan.order.steps_per_pass
-            leaves = plan.read_once(step, partial(self._read, step, number, number_of_pass))
-            rows = drawn.samples - number * self._size
-            try:
-                return [
-                    as_spec(leaf[rows], spec)
-                    for leaf, spec in zip(leaves, self._specs, strict=True)
-                ]
-            except TypeError as error:
-                raise ValueError(
-                    f"item {number} of {type(self._batches).__name__} has another data type than "
-                    f"item 0: convert the values to one type ({error})"
-                ) from error
+    def rows(self, index: Indices) -> list[np.ndarray]:
+        """Returns rows of the first item, which is not read again."""
+        return self._rows(self.structure, index)
 
-        return plan.batches(
-            host, read, self._specs, partial(tf.nest.pack_sequence_as, self._structure)
-        )
-
-    def example(self, index: Indices) -> Nest:
-        """Returns a batch of samples of the first item, which is not read again."""
-        rows = index % self._size
-        return tf.nest.map_structure(
-            lambda leaf: tf.constant(as_native(leaf[rows])), self._structure
-        )
+    def _rows(self, batch: Nest, samples: Indices) -> list[np.ndarray]:
+        leaves = zip(tf.nest.flatten(batch), self.specs, strict=True)
+        return [as_type(leaf[samples % self._size], spec.dtype) for leaf, spec in leaves]
 
     def continue_at(self, number: int) -> None:
         """Begins the next fit with pass `number`."""
@@ -93,16 +79,14 @@ class Batches(Source):
         """Ends the last pass of a fit."""
         self._batches.on_epoch_end()
 
-    def _read(self, step: int, number: int, number_of_pass: int) -> list[np.ndarray]:
-        """Returns the leaves of an item, which belongs to a step of a pass."""
-        self._begin_pass(number_of_pass)
+    def _read_item(self, draw: Draw, number: int) -> Nest:
+        self._begin_pass(draw.number_of_pass)
         batch = as_batch(self._batches[number])
         expected = min(self._size, self.num_samples - number * self._size)
         self._check_size(number, batch, expected)
-        tf.nest.assert_same_structure(self._structure, batch)
-        leaves = tf.nest.flatten(batch)
-        self.records.add(step, b"".join(_excerpt(leaf) for leaf in leaves))
-        return leaves
+        tf.nest.assert_same_structure(self.structure, batch)
+        self.records.add(draw.step, b"".join(map(_excerpt, tf.nest.flatten(batch))))
+        return batch
 
     def _begin_pass(self, number: int) -> None:
         """Calls the hooks with which a data set may change its items, as Keras does."""

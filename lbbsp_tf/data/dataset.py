@@ -10,9 +10,10 @@ allows, so that no thread has to wait for a plan.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
@@ -22,8 +23,11 @@ from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.mapping import SampleMap, composed, keeping_rows, over_samples
 from lbbsp_tf.data.options import InputOptions
-from lbbsp_tf.data.plan import HostCalls, Plan, SharedReads
+from lbbsp_tf.data.plan import Plan, SharedReads
 from lbbsp_tf.data.source import Source
+
+if TYPE_CHECKING:
+    from lbbsp_tf.data.feed import TrainingInput
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,19 +48,18 @@ class Pipeline:
     source: Source
     options: InputOptions
     batch_maps: tuple[SampleMap, ...] = ()
-    reads: SharedReads | None = None
+    reads: SharedReads = field(default_factory=lambda: SharedReads(1))
 
     @cached_property
-    def _host(self) -> HostCalls:
-        return HostCalls()  # kept alive with the pipeline
+    def _plan(self) -> Plan:  # kept alive with the pipeline
+        return Plan(self.session, self.order, self.source, self.reads)
 
     @cached_property
     def batches(self) -> tf.data.Dataset:
         """This worker's batches of an epoch, from the step that is running when it is opened on."""
-        plan = Plan(self.session, self.order, self.reads)
-        batches = self._mapped(self.source.batches(plan, self._host))
+        batches = self._mapped(self._plan.batches())
         if self.options.prefetch:
-            batches = batches.prefetch(int(self.options.prefetch))
+            batches = batches.prefetch(self.options.prefetch)
         return batches.with_options(self._tf_options())
 
     def epoch(self) -> tf.data.Dataset:
@@ -81,15 +84,16 @@ class Pipeline:
         """Returns a pipeline of the same data for each replica of this process, for one fit."""
         if len(sessions) == 1:
             return [self]
-        reads: SharedReads = SharedReads(len(sessions))
+        reads = SharedReads(len(sessions))
         return [replace(self, session=session, reads=reads) for session in sessions]
 
     def _mapped(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """Applies the functions of samples and of batches."""
-        readers, padded = int(self.options.readers), self.options.padded
         per_sample = composed(self.source.restore, self.options.map)
         if per_sample is not None:
-            batches = batches.map(over_samples(per_sample, readers=readers, padded=padded))
+            batches = batches.map(
+                over_samples(per_sample, self.options.readers, self.options.padded)
+            )
         for batch_map in self.batch_maps:
             batches = batches.map(keeping_rows(batch_map))
         return batches
@@ -103,8 +107,8 @@ class Pipeline:
         options.experimental_optimization.map_parallelization = False
         # The default pool has one thread per core. Threads that wait for another replica, or for a
         # tf.data.Dataset, must not hold up what is read.
-        readers = int(self.options.readers)
-        if readers > 1 or self.reads is not None or self.source.is_sequential:
+        readers = self.options.readers
+        if readers > 1 or self.reads.replicas > 1 or self.source.is_sequential:
             options.threading.private_threadpool_size = readers + 2
         return options
 
@@ -118,39 +122,31 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
     Args:
         pipeline: Pipeline from which the steps draw.
         strategy: Strategy of the workers.
-        on_build: Called with the pipeline when Keras builds a model for this data.
-        on_iterate: Called with the pipeline when an iteration starts; raises an error unless a
-            balanced fit does so.
+        feed: Its `announce` is called with the pipeline when Keras builds a model for this data,
+            and `check_iteration` when an iteration starts.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
         strategy: tf.distribute.Strategy,
-        *,
-        on_build: Callable[[Pipeline], None],
-        on_iterate: Callable[[Pipeline], None],
+        feed: TrainingInput,
     ) -> None:
         endless = tf.data.Dataset.from_tensors(pipeline.example).repeat()
         distributed = strategy.distribute_datasets_from_function(lambda context: endless)
         vars(self).update(vars(distributed))
-        self._pipeline = pipeline
-        self._on_build = on_build
-        self._on_iterate = on_iterate
+        self._pipeline, self._feed = pipeline, feed
         self.map = lambda function: PlaceholderDataset(
-            replace(pipeline, batch_maps=(*pipeline.batch_maps, function)),
-            strategy,
-            on_build=on_build,
-            on_iterate=on_iterate,
+            replace(pipeline, batch_maps=(*pipeline.batch_maps, function)), strategy, feed
         )
 
     def example(self) -> Nest:
         """Returns a batch of one sample, from which Keras builds the model."""
-        self._on_build(self._pipeline)
+        self._feed.announce(self._pipeline)
         return self._pipeline.example
 
     def __iter__(self) -> Iterator[Nest]:
-        self._on_iterate(self._pipeline)
+        self._feed.check_iteration(self._pipeline)
         # Iterators of TensorFlow's strategies have threads, see `compat.evaluation.Rows`.
         return itertools.repeat(self._pipeline.example)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -46,7 +47,7 @@ class TrainingInput:
         self._drawn: Sequence[Pipeline] = []
         self.iterators: list[BatchIterator] = []  # the same for data sets of one structure
         self._may_iterate = False
-        self._steps = self._end = 0
+        self._first = self._end = 0  # step of the fit; step after the epoch that is being drawn
         self._wait = InputWait()
 
     @property
@@ -84,13 +85,11 @@ class TrainingInput:
         if self._session.workers == 1:
             self._session.use_order(order)
             return pipeline.epoch()
-        return PlaceholderDataset(
-            pipeline, self._strategy, on_build=self._announce, on_iterate=self._check_iteration
-        )
+        return PlaceholderDataset(pipeline, self._strategy, self)
 
     # A fit, in the order of its events
 
-    def _announce(self, pipeline: Pipeline) -> None:
+    def announce(self, pipeline: Pipeline) -> None:
         """Notes which data set Keras builds the model for, before the fit starts."""
         self.announced = pipeline
         self._may_iterate = False
@@ -101,9 +100,8 @@ class TrainingInput:
         self.pipeline = self.latest = pipeline
         for session in self._sessions:
             session.use_order(pipeline.order)
-            session.use_lag(1 + int(pipeline.options.prefetch))
+            session.use_lag(1 + pipeline.options.prefetch)
         self._may_iterate = True
-        self._steps = 0
         self._wait = InputWait()
 
     def begin_alone(self) -> None:
@@ -119,16 +117,15 @@ class TrainingInput:
         source = self.pipeline.source
         if source.records is not None:
             return
-        digests = source.digests
-        if self._session.any_worker(digests is None):
-            return
         try:
-            check_samples(self._session.collectives, digests)
+            check_samples(self._session.collectives, source.digests)
         except DisagreementError:  # which all workers find
-            if not self._session.any_worker(source.read_digests() != digests):
+            # Texts, because NaN is not equal to itself.
+            changes = repr(source.read_digests()) != repr(source.digests)
+            if not self._session.any_worker(changes):
                 raise
 
-    def _check_iteration(self, pipeline: Pipeline) -> None:
+    def check_iteration(self, pipeline: Pipeline) -> None:
         """Allows one iteration of the announced data set, that of a fit that has begun."""
         if self._may_iterate and pipeline is self.pipeline:
             self._may_iterate = False
@@ -144,7 +141,7 @@ class TrainingInput:
         )
 
     def begin_epochs(self) -> None:
-        """Starts to draw at the session's running step; call it when the first epoch begins."""
+        """Draws from the session's running step on; call it when the first epoch begins."""
         pipeline = self.pipeline
         spec = pipeline.batches.element_spec
         if not self.iterators or self.iterators[0].element_spec != spec:
@@ -153,12 +150,7 @@ class TrainingInput:
             pipeline.source.records.forget_from(self._session.step)
         # Iterators do not keep their pipelines alive.
         self._drawn = pipeline.of_replicas(self._sessions)
-        self._draw_epoch()
-
-    def _draw_epoch(self) -> None:
-        self._end = self._session.step + self.pipeline.order.steps_per_epoch
-        for iterator, pipeline in zip(self.iterators, self._drawn, strict=True):
-            iterator.start(pipeline.batches)
+        self._first = self._end = self._session.step
 
     def begin_step(self) -> None:
         """Draws a further epoch if one begins, of the announced data set, or raises ValueError."""
@@ -167,13 +159,14 @@ class TrainingInput:
                 "fit needs the data of the balancer: call fit(balancer.dataset(x, y), ...)"
             )
         if self._session.step == self._end:
-            self._draw_epoch()
+            self._end += self.pipeline.order.steps_per_epoch
+            for iterator, pipeline in zip(self.iterators, self._drawn, strict=True):
+                iterator.start(pipeline.batches)
 
     def end_step(self) -> None:
         """Adds up the time that the step has waited; compares the first records of a fit."""
         self._wait.add(float(self.iterators[0].waited), self._session.busy_seconds)
-        self._steps += 1
-        if self._steps == 1:
+        if self._session.step == self._first + 1:
             self._compare_records()
 
     def end_epoch(self) -> None:
@@ -228,13 +221,13 @@ class InputWait:
 
     def __init__(self) -> None:
         self._waited = self._busy = 0.0
-        self._last: tuple[float, float] | None = None
+        self._last = math.inf, math.inf
         self._steps = 0
         self._warned = False
 
     def add(self, waited_seconds: float, busy_seconds: float) -> None:
         """Adds a step, from sums over all so far; an excluded one does not add to the busy time."""
-        if self._last is not None and busy_seconds > self._last[1]:
+        if busy_seconds > self._last[1]:
             self._waited += waited_seconds - self._last[0]
             self._busy += busy_seconds - self._last[1]
             self._steps += 1

@@ -12,7 +12,7 @@ from lbbsp_tf.rows import count_rows, first_leaf
 SampleMap = Callable[..., Nest]
 
 
-def over_samples(function: SampleMap, *, readers: int, padded: bool | None) -> SampleMap:
+def over_samples(function: SampleMap, readers: int, padded: bool | None) -> SampleMap:
     """Returns a function of a batch that applies `function` to each of its samples."""
 
     def over_batch(*batch: Nest) -> Nest:

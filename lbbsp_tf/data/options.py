@@ -9,6 +9,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from keras.utils import PyDataset
 
+from lbbsp_core.validate import require_integer
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.arrays import Arrays
 from lbbsp_tf.data.batches import Batches
@@ -39,21 +40,14 @@ class InputOptions:
     work: npt.ArrayLike | None = None
 
     def __post_init__(self) -> None:
-        for name, value, minimum in (("readers", self.readers, 1), ("prefetch", self.prefetch, 0)):
-            if value is not None and (value != int(value) or value < minimum):
-                raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+        require_integer("readers", self.readers, 1)
+        require_integer("prefetch", self.prefetch or 0, 0)
 
     def open(self, global_batch_size: int) -> Source:
         """Returns the source of the data; an error names the remedy for what is not supported."""
         if isinstance(self.x, tf.data.Dataset):
             self._refuse_for_streams()
-            return Stream(
-                self.x,
-                global_batch_size,
-                num_samples=self.num_samples,
-                steps_per_epoch=self.steps_per_epoch,
-                batched=self.batched,
-            )
+            return Stream(self, global_batch_size)
         if self.num_samples is not None or self.batched is not None:
             raise ValueError(
                 "num_samples and batched are options for a tf.data.Dataset only: leave them out"
@@ -75,7 +69,7 @@ class InputOptions:
         if isinstance(self.x, PyDataset):
             return Batches(self.x, global_batch_size)
         if hasattr(self.x, "__len__") and hasattr(self.x, "__getitem__"):
-            return Items(self.x, int(self.readers), any_length=self.padded is not None)
+            return Items(self.x, self.readers, any_length=self.padded is not None)
         raise ValueError(
             f"x must be arrays, a tf.data.Dataset, a keras.utils.PyDataset, or an object with "
             f"__len__ and __getitem__ whose items are samples, got {kind}: for data that can only "
@@ -86,18 +80,20 @@ class InputOptions:
         """Raises an error for options that have no effect on a `tf.data.Dataset`."""
         by_items = "let its elements be (x, y) or (x, y, sample_weight)"
         by_shuffle = "call its shuffle(buffer_size, seed=...) first"
-        for name, remedy in {
-            "y": by_items,
-            "sample_weight": by_items,
-            "validation_split": "split it with take() and skip(), and pass validation_data= to fit",
-            "shuffle": by_shuffle,
-            "seed": by_shuffle,
-            "work": "its samples have no numbers; pass arrays, or an object with __len__ and "
-            "__getitem__ whose items are samples",
-        }.items():
-            if getattr(self, name) is not None and (
-                name != "validation_split" or self.validation_split
-            ):
+        by_split = "split it with take() and skip(), and pass validation_data= to fit"
+        by_numbers = (
+            "its samples have no numbers; pass arrays, or an object with __len__ and __getitem__ "
+            "whose items are samples"
+        )
+        for name, given, remedy in (
+            ("y", self.y, by_items),
+            ("sample_weight", self.sample_weight, by_items),
+            ("validation_split", self.validation_split or None, by_split),
+            ("shuffle", self.shuffle, by_shuffle),
+            ("seed", self.seed, by_shuffle),
+            ("work", self.work, by_numbers),
+        ):
+            if given is not None:
                 raise ValueError(f"{name} must not be given for a tf.data.Dataset: {remedy}")
 
 

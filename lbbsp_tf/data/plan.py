@@ -6,60 +6,17 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
-from lbbsp_core.order import Indices
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_tf.compat import Nest
-
-T = TypeVar("T")
-HostFunction = Callable[..., Sequence[np.ndarray]]
+from lbbsp_tf.data.source import Draw, Source
 
 
-class Draw(NamedTuple):
-    """Samples of this worker in a step."""
-
-    step: int  # counted from the start of the order
-    samples: Indices
-
-
-class HostCalls:
-    """Calls of Python functions from graphs of `tf.data`, which live as long as this object."""
-
-    def __init__(self) -> None:
-        self._functions: list[HostFunction] = []
-
-    def call(
-        self, function: HostFunction, inputs: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]
-    ) -> list[tf.Tensor]:
-        """Calls a function of arrays from the graph, or at once."""
-        if tf.executing_eagerly():
-            arrays = function(*(tensor.numpy() for tensor in inputs))
-            return [tf.constant(v, spec.dtype) for v, spec in zip(arrays, specs, strict=True)]
-        # TensorFlow keeps the function of a `tf.numpy_function` in the default graph until the
-        # process ends, with all data that it refers to. So it gets a weak reference.
-        weak, number = weakref.ref(self), len(self._functions)
-        self._functions.append(function)
-
-        def run(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-            calls = weak()
-            if calls is None:
-                raise RuntimeError(
-                    "the data set is read after its balancer and pipeline were deleted"
-                )
-            return calls._functions[number](*arrays)
-
-        tensors = tf.numpy_function(run, inputs, [spec.dtype for spec in specs])
-        for tensor, spec in zip(tensors, specs, strict=True):
-            tensor.set_shape(spec.shape)
-        return tensors
-
-
-class SharedReads(Generic[T]):
+class SharedReads:
     """Reads of one process in a fit: each step is read once, for all replicas of the process.
 
     Each replica asks for every step once, in order, on its own threads. A replica may be ahead of
@@ -68,17 +25,17 @@ class SharedReads(Generic[T]):
     """
 
     def __init__(self, replicas: int) -> None:
-        self._replicas = replicas
+        self.replicas = replicas
         self._lock = threading.Lock()
-        self._reads: dict[int, tuple[Future[T], list[None]]] = {}
+        self._reads: dict[int, tuple[Future[Any], list[None]]] = {}
 
-    def get(self, step: int, read: Callable[[], T]) -> T:
+    def get(self, step: int, read: Callable[[], Any]) -> Any:
         """Returns what was read for a step, and forgets it when all replicas have asked for it."""
         with self._lock:
             is_first = step not in self._reads
             future, asked = self._reads.setdefault(step, (Future(), []))
             asked.append(None)
-            if len(asked) == self._replicas:
+            if len(asked) == self.replicas:
                 del self._reads[step]
         if is_first:
             try:
@@ -89,56 +46,71 @@ class SharedReads(Generic[T]):
 
 
 class Plan:
-    """Plan of a session for an order of samples.
+    """Plan of a session for the samples of a source.
+
+    Data sets refer to it, so it must not refer to them: a data set in a cycle of references would
+    be deleted by the garbage collector, which holds the GIL that its threads wait for.
 
     Args:
         session: Session that decides the sizes of the batches.
         order: Samples of each step.
-        reads: What the replicas of this process read together, if there are several; else None.
+        source: Data of all workers.
+        reads: What the replicas of this process read together.
     """
 
     def __init__(
-        self, session: WorkerSession, order: GlobalOrder, reads: SharedReads | None = None
+        self, session: WorkerSession, order: GlobalOrder, source: Source, reads: SharedReads
     ) -> None:
-        self._session = session
-        self._reads = reads
-        self.order = order
+        self._session, self._order = session, order
+        self._source, self._reads = source, reads
 
-    def batches(
-        self,
-        host: HostCalls,
-        read: Callable[[int, Draw], Sequence[np.ndarray]],
-        specs: Sequence[tf.TensorSpec],
-        pack: Callable[[list[tf.Tensor]], Nest],
-    ) -> tf.data.Dataset:
+    def batches(self) -> tf.data.Dataset:
         """Returns the batches of an epoch, from the step that is running when it is opened on.
 
-        Args:
-            host: Calls of Python functions, which live as long as the data set. They refer to this
-                plan, which must not refer to them: a data set in a cycle of references would be
-                deleted by the garbage collector, which holds the GIL that its threads wait for.
-            read: Called in Python with a global step and this worker's samples of it.
-            specs: Specifications of the arrays that it returns.
-            pack: Called in the graph with their tensors; returns the batch.
+        They can be read as long as this object lives.
         """
-        session, scalar = self._session, tf.TensorSpec([], tf.int64)
+        scalar, source = tf.TensorSpec([], tf.int64), self._source
 
-        def first_step() -> list[np.int64]:
-            session.use_order(self.order)
-            return [np.int64(session.step)]
+        def steps(_: tf.Tensor) -> tf.data.Dataset:
+            (first,) = self._call(Plan._first_step, [], [scalar])
+            return tf.data.Dataset.range(first, first + self._order.steps_per_epoch)
 
-        def draw(step: np.int64) -> Sequence[np.ndarray]:
-            number = int(step)
-            drawn = Draw(session.step_of_order(number), session.local_indices(number))
-            return read(number, drawn)
+        def batch(step: tf.Tensor) -> object:
+            return source.pack(self._call(Plan._read, [step], source.specs))
 
-        def count(_: tf.Tensor) -> tf.data.Dataset:
-            (step,) = host.call(first_step, [], [scalar])
-            return tf.data.Dataset.range(step, step + self.order.steps_per_epoch)
+        return tf.data.Dataset.from_tensors(0).flat_map(steps).map(batch)
 
-        steps = tf.data.Dataset.from_tensors(0).flat_map(count)
-        return steps.map(lambda step: pack(host.call(draw, [step], specs)))
+    def _first_step(self) -> list[np.int64]:
+        self._session.use_order(self._order)
+        return [np.int64(self._session.step)]
 
-    def read_once(self, step: int, read: Callable[[], T]) -> T:
-        """Returns what was read for a step, once for all replicas of this process."""
-        return self._reads.get(step, read) if self._reads else read()
+    def _read(self, number: np.int64) -> list[np.ndarray]:
+        step = int(number)
+        place = divmod(self._session.step_of_order(step), self._order.steps_per_pass)
+        samples = self._session.local_indices(step)
+        once = lambda read: self._reads.get(step, read)  # noqa: E731
+        return self._source.read(Draw(step, *place, samples, once))
+
+    def _call(
+        self,
+        method: Callable[..., Sequence[np.ndarray]],
+        inputs: Sequence[tf.Tensor],
+        specs: Sequence[tf.TensorSpec],
+    ) -> list[tf.Tensor]:
+        """Calls a method with arrays, from the graph."""
+        # TensorFlow keeps the function of a `tf.numpy_function` in the default graph until the
+        # process ends, with all data that it refers to. So it gets a weak reference.
+        weak = weakref.ref(self)
+
+        def run(*arrays: np.ndarray) -> Sequence[np.ndarray]:
+            plan = weak()
+            if plan is None:
+                raise RuntimeError(
+                    "the data set is read after its balancer and pipeline were deleted"
+                )
+            return method(plan, *arrays)
+
+        tensors = tf.numpy_function(run, inputs, [spec.dtype for spec in specs])
+        for tensor, spec in zip(tensors, specs, strict=True):
+            tensor.set_shape(spec.shape)
+        return tensors

@@ -12,14 +12,27 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.order import Indices
-from lbbsp_core.runtime.exchange.digest import Digest
+from lbbsp_core.runtime.exchange.digest import Digest, sampled
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.plan import HostCalls, Plan
+
+_TOGETHER = 8
+"""Number of samples that are read together to compare them: they may be large."""
+
+
+class Draw(NamedTuple):
+    """What a worker draws in a step."""
+
+    step: int  # counted over the whole run
+    number_of_pass: int
+    place: int  # of the step in its pass
+    samples: Indices  # of this worker
+    once: Callable[[Callable[[], Any]], Any]  # calls a function once for all replicas of a process
 
 
 class Fingerprints:
@@ -51,6 +64,8 @@ class Source(ABC):
     """Training data of all workers, from which each of them reads its own samples."""
 
     num_samples: int  # of a pass over the data
+    specs: Sequence[tf.TensorSpec]  # of what `read` returns
+    structure: Nest  # into which `pack` packs it
     validation_samples = 0  # that follow them, and are not trained on
     by_batch = False  # whether the items of the data set are global batches
     is_sequential = False  # whether the data can only be read in its own order
@@ -63,22 +78,31 @@ class Source(ABC):
     """Fingerprints of what was read, if workers may read different data."""
 
     @abstractmethod
-    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
-        """Returns this worker's batches of an epoch."""
+    def rows(self, index: Indices) -> list[np.ndarray]:
+        """Reads samples: any of them, or only those of the first step if there are `records`."""
 
-    @abstractmethod
+    def read(self, draw: Draw) -> list[np.ndarray]:
+        """Reads this worker's samples of a step; called on threads of `tf.data`."""
+        return self.rows(draw.samples)
+
+    def pack(self, tensors: Sequence[tf.Tensor]) -> Nest:
+        """Returns the batch of what was read; called in the graph of `tf.data`."""
+        return tf.nest.pack_sequence_as(self.structure, tensors, expand_composites=True)
+
     def example(self, index: Indices) -> Nest:
-        """Returns a batch of samples of the first step, in the form of `batches`."""
+        """Returns a batch of samples of the first step, on the CPU."""
+        with tf.device("/CPU:0"):
+            rows = zip(self.rows(index), self.specs, strict=True)
+            return self.pack([tf.constant(values, spec.dtype) for values, spec in rows])
 
-    def read_digests(self) -> Sequence[Digest] | None:
-        """Reads some samples; returns a digest for each of their leaves, the same on all workers.
-
-        None if repeated reads differ.
-        """
-        return None
+    def read_digests(self) -> Sequence[Digest]:
+        """Reads some samples, the same on all workers, and returns digests of their leaves."""
+        index = sampled(self.num_samples)
+        parts = np.split(index, range(_TOGETHER, len(index), _TOGETHER))
+        return [digest for part in parts for digest in digests_of(self.example(part))]
 
     @cached_property
-    def digests(self) -> Sequence[Digest] | None:
+    def digests(self) -> Sequence[Digest]:
         """What `read_digests` has returned the first time."""
         return self.read_digests()
 
@@ -110,24 +134,22 @@ def _as_numbers(values: np.ndarray) -> np.ndarray:
     return values.view(values.real.dtype) if values.dtype.kind == "c" else values
 
 
-def spec_of(values: np.ndarray) -> tf.TensorSpec:
-    """Returns the specification of the tensor of an array; raises a `TypeError` if it has none."""
-    return tf.TensorSpec(values.shape, tf.string if values.dtype.kind in "OUST" else values.dtype)
+def type_of(values: np.ndarray) -> tf.DType:
+    """Returns the type of TensorFlow for an array; raises a `TypeError` if there is none."""
+    return tf.as_dtype(string_bytes(values).dtype.newbyteorder("="))
 
 
-def as_native(values: np.ndarray) -> np.ndarray:
-    """Returns values that TensorFlow can take: strings as bytes, numbers in native byte order."""
-    return string_bytes(values.astype(values.dtype.newbyteorder("="), copy=False))
+def spec_of(rows: np.ndarray) -> tf.TensorSpec:
+    """Returns the specification of a batch of any size; raises a `TypeError` if there is none."""
+    return tf.TensorSpec([None, *rows.shape[1:]], type_of(rows))
 
 
-def as_spec(values: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
+def as_type(values: np.ndarray, dtype: tf.DType) -> np.ndarray:
     """Returns values that TensorFlow can take, in the data type of the first sample."""
-    values = as_native(values)
-    if (spec.dtype == tf.string) != (values.dtype == object):
-        raise TypeError(f"got {values.dtype} instead of {spec.dtype.name}")
-    if spec.dtype == tf.string:
-        return values
-    return values.astype(spec.dtype.as_numpy_dtype, casting="same_kind", copy=False)
+    values = string_bytes(values)
+    if dtype == tf.string and values.dtype != object:
+        raise TypeError(f"got {values.dtype} instead of {dtype.name}")
+    return values.astype(dtype.as_numpy_dtype, casting="same_kind", copy=False)
 
 
 def string_bytes(values: np.ndarray) -> np.ndarray:

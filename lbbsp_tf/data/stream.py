@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,9 +13,11 @@ from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.iterators import SwitchingIterator
 from lbbsp_tf.data.mapping import unpacked
-from lbbsp_tf.data.plan import Draw, HostCalls, Plan
-from lbbsp_tf.data.source import Fingerprints, Source
-from lbbsp_tf.rows import count_rows, slice_rows
+from lbbsp_tf.data.source import Draw, Fingerprints, Source
+from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
+
+if TYPE_CHECKING:
+    from lbbsp_tf.data.options import InputOptions
 
 
 class _Records(NamedTuple):
@@ -24,13 +26,7 @@ class _Records(NamedTuple):
     position: tf.Tensor  # number of the batch in its pass, an int64 scalar
     may_be_last: tf.Tensor  # whether none follows, or the number of samples is known for certain
     batch: Nest
-    rows: tf.Tensor
     fingerprint: tf.Tensor  # of the records, uint8
-
-    @classmethod
-    def of(cls, position: tf.Tensor, may_be_last: tf.Tensor, batch: Nest) -> _Records:
-        rows = count_rows(tf.nest.flatten(batch)[0])
-        return cls(position, may_be_last, batch, rows, _fingerprint(batch))
 
 
 class Stream(Source):
@@ -41,36 +37,26 @@ class Stream(Source):
     starts with each fit.
 
     Args:
-        dataset: Data set, of samples or of batches of any size.
+        options: What `LoadBalancer.dataset` was given.
         global_batch_size: X, samples per step over all workers.
-        num_samples: Number of samples; None where TensorFlow knows it.
-        steps_per_epoch: Steps of an epoch, needed for an endless data set.
-        batched: Whether the elements are batches; None to find out.
     """
 
     is_sequential = True
 
-    def __init__(
-        self,
-        dataset: tf.data.Dataset,
-        global_batch_size: int,
-        *,
-        num_samples: int | None = None,
-        steps_per_epoch: int | None = None,
-        batched: bool | None = None,
-    ) -> None:
+    def __init__(self, options: InputOptions, global_batch_size: int) -> None:
+        dataset, num_samples = options.x, options.num_samples
         _refuse_nested(dataset)
         self._size = global_batch_size
-        self._batched = is_batched(dataset) if batched is None else batched
+        self._batched = is_batched(dataset) if options.batched is None else options.batched
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-        if self._endless and (num_samples is not None or steps_per_epoch is None):
+        if self._endless and (num_samples is not None or options.steps_per_epoch is None):
             raise ValueError(
                 "the tf.data.Dataset is endless: pass steps_per_epoch= and no num_samples= to "
                 "balancer.dataset(...), or leave out repeat()"
             )
         counted, is_certain = count_samples(dataset, self._batched)
         if self._endless:
-            num_samples = steps_per_epoch * global_batch_size
+            num_samples = options.steps_per_epoch * global_batch_size
         elif num_samples is None and counted is None:
             raise ValueError(
                 "the number of samples of the tf.data.Dataset is unknown: pass num_samples= to "
@@ -78,11 +64,11 @@ class Stream(Source):
             )
         self.num_samples = counted if num_samples is None else num_samples
         self._is_counted = is_certain and counted == self.num_samples
-        options = tf.data.Options()
-        options.deterministic = True  # all workers must read the same order
-        options.experimental_optimization.inject_prefetch = False  # it opens the next pass early
-        options.experimental_optimization.apply_default_optimizations = False
-        self._dataset = dataset.with_options(options)
+        in_order = tf.data.Options()
+        in_order.deterministic = True  # all workers must read the same order
+        in_order.experimental_optimization.inject_prefetch = False  # it opens the next pass early
+        in_order.experimental_optimization.apply_default_optimizations = False
+        self._dataset = dataset.with_options(in_order)
         self.records = Fingerprints()
         spec = tf.nest.flatten(dataset.element_spec)
         shapes = [each.shape[1:] if self._batched else each.shape for each in spec]
@@ -91,84 +77,74 @@ class Stream(Source):
         self._varies = not all(shape.is_fully_defined() for shape in shapes)
         self._dense = all(isinstance(each, tf.TensorSpec) for each in spec)
         self.restore = unpacked(dataset.element_spec) if self._varies and self._dense else None
-        self._reader: SwitchingIterator | None = None
-        self._at: int | None = None  # step of the order whose batch the reader gives next
+        passes = self._passes()
+        self.structure = passes.element_spec.batch
+        self.specs = tf.nest.flatten(self.structure, expand_composites=True)
+        self._reader = SwitchingIterator(passes.element_spec)
+        weakref.finalize(self, self._reader.stop)
+        self._at: int | None = None  # step whose batch the reader gives next
         self._ahead: _Records | None = None  # read, but not given yet
 
-    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
-        """Returns this worker's batches."""
-        spec = self._passes().element_spec.batch
-        specs = tf.nest.flatten(spec, expand_composites=True)
+    def read(self, draw: Draw) -> list[np.ndarray]:
+        """Reads the records of a step, and returns this worker's rows."""
+        with tf.device("/CPU:0"):
+            return self._rows(draw.once(partial(self._read_batch, draw)), draw.samples)
 
-        def keep(step: int, drawn: Draw) -> list[np.ndarray]:
-            read = partial(self._read, step, drawn, plan.order.steps_per_pass)
-            with tf.device("/CPU:0"):
-                batch = plan.read_once(step, read)
-                start = self._start(drawn.samples)
-                rows = _slice(batch, drawn.samples[0] - start, drawn.samples[-1] + 1 - start)
-                return [leaf.numpy() for leaf in tf.nest.flatten(rows, expand_composites=True)]
+    def rows(self, index: Indices) -> list[np.ndarray]:
+        """Returns rows of the first global batch, which the first pass gives once more."""
+        return self._rows(self._first, index)
 
-        pack = partial(tf.nest.pack_sequence_as, spec, expand_composites=True)
-        return plan.batches(host, keep, specs, pack)
-
-    def example(self, index: Indices) -> Nest:
-        """Returns a batch of samples."""
-        return _slice(self._first, 0, len(index))
+    def _rows(self, batch: Nest, samples: Indices) -> list[np.ndarray]:
+        first, last = (int(each) % self._size for each in samples[[0, -1]])
+        kept = tf.nest.map_structure(lambda leaf: slice_rows(leaf, first, last + 1), batch)
+        return [leaf.numpy() for leaf in tf.nest.flatten(kept, expand_composites=True)]
 
     @cached_property
     def _first(self) -> Nest:
-        """First global batch, which the first pass gives once more."""
         self._open(0)
         self._ahead = self._next()
         return self._ahead.batch
 
-    def _read(self, step: int, drawn: Draw, steps_per_pass: int) -> Nest:
+    def _read_batch(self, draw: Draw) -> Nest:
         """Returns the global batch of a step, which is checked and recorded.
 
         A data set that is reshuffled has another order whenever it is opened. So each pass is
         opened once, when its first batch is due, however many iterators follow each other.
         """
-        place = 0 if self._endless else drawn.step % steps_per_pass
-        if drawn.step != self._at and (place or self._ahead is None):
+        place = 0 if self._endless else draw.place
+        if draw.step != self._at and (place or self._ahead is None):
             self._open(place)
-        found, self._ahead, self._at = self._ahead or self._next(), None, drawn.step + 1
+        found, self._ahead, self._at = self._ahead or self._next(), None, draw.step + 1
         if not self._endless:
-            start = int(found.position) * self._size
-            rows = int(found.rows)
-            self._check(self._start(drawn.samples), start, bool(found.may_be_last), rows)
-        self.records.add(step, found.fingerprint.numpy().tobytes())
+            self._check(draw.place * self._size, found)
+        self.records.add(draw.step, found.fingerprint.numpy().tobytes())
         return found.batch
 
     def _open(self, place: int) -> None:
         """Opens the passes, from a global batch of the first one on."""
-        whole = self._passes()
-        if self._reader is None:
-            self._reader = SwitchingIterator(whole.element_spec)
-            weakref.finalize(self, self._reader.stop)
-        self._reader.start(whole.skip(place).concatenate(whole.repeat()))
+        passes = self._passes()
+        self._reader.start(passes.skip(place).concatenate(passes.repeat()))
         self._ahead = None
 
     def _next(self) -> _Records:
         return _Records(*self._reader.get_next())
 
     def close(self) -> None:
-        """Ends the last pass of a fit."""
-        # The next fit opens the data set again.
-        if self._reader is not None:
-            self._reader.stop()
+        """Ends the last pass of a fit, because the next fit opens the data set again."""
+        self._reader.stop()
         self._at = self._ahead = None
 
     def _passes(self) -> tf.data.Dataset:
         """Returns the `_Records` of a pass over the data."""
         numbered = self._global_batches().enumerate()
         if self._endless or self._is_counted:
-            return numbered.map(lambda position, batch: _Records.of(position, True, batch))
+            return numbered.map(lambda at, batch: _Records(at, True, batch, _fingerprint(batch)))
 
         def with_next(positions: tf.data.Dataset, batches: Nest) -> _Records:
             both = tf.data.Dataset.zip((positions, batches)).take(1)
             count = positions.reduce(np.int64(0), lambda count, _: count + 1)
             position, batch = both.get_single_element()
-            return _Records.of(position, count == 1, batch)
+            return _Records(position, count == 1, batch, _fingerprint(batch))
 
         return numbered.window(2, shift=1).map(with_next)
 
@@ -180,9 +156,10 @@ class Stream(Source):
             return samples.ragged_batch(self._size)
         return samples.batch(self._size)
 
-    def _check(self, start: int, found: int, may_be_last: bool, rows: int) -> None:
-        """Checks a global batch whose first sample must be `start`, and is `found`."""
+    def _check(self, start: int, records: _Records) -> None:
+        """Checks a global batch whose first sample must be `start`."""
         expected = min(self._size, self.num_samples - start)
+        found, rows = int(records.position) * self._size, int(count_rows(first_leaf(records.batch)))
         if found < start or rows < expected:
             count = start + (rows if found == start else 0)
             raise ValueError(
@@ -190,19 +167,11 @@ class Stream(Source):
                 "pass the right num_samples= to balancer.dataset(...)"
             )
         is_last = start + expected == self.num_samples
-        if found > start or rows > expected or (is_last and not may_be_last):
+        if found > start or rows > expected or (is_last and not records.may_be_last):
             raise ValueError(
                 f"the tf.data.Dataset has more than {self.num_samples} samples: pass the right "
                 "num_samples= to balancer.dataset(...), or leave samples out by take(...)"
             )
-
-    def _start(self, samples: Indices) -> int:
-        """Returns the first sample of a global batch."""
-        return int(samples[0]) // self._size * self._size
-
-
-def _slice(batch: Nest, begin: int, end: int) -> Nest:
-    return tf.nest.map_structure(lambda leaf: slice_rows(leaf, begin, end), batch)
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
@@ -227,14 +196,10 @@ def count_samples(dataset: tf.data.Dataset, batched: bool) -> tuple[int | None, 
     It is not certain behind functions of batches, which may change the number of their samples.
     """
     elements = int(dataset.cardinality())
+    size = tf.nest.flatten(dataset.element_spec)[0].shape[0] if batched else 1
     if elements < 0:
         return None, False
-    if not batched:
-        return elements, True
-    size = tf.nest.flatten(dataset.element_spec)[0].shape[0]
-    if size is not None:
-        return elements * size, True
-    return _count_batched(dataset, elements)
+    return _count_batched(dataset, elements) if size is None else (elements * size, True)
 
 
 def _count_batched(dataset: tf.data.Dataset, batches: int) -> tuple[int | None, bool]:

@@ -5,7 +5,6 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
-from lbbsp_tf import cluster
 from lbbsp_tf.cluster import check_devices, check_tf_config, cluster_size, rank_and_workers
 
 TWO = {"worker": ["localhost:1111", "localhost:2222"]}
@@ -111,10 +110,9 @@ def compare(monkeypatch):
         except (ValueError, DisagreementError) as error:
             return error
 
-    def of(*devices, drivers=("",) * 3):
+    def of(*devices):
         service.values.clear()
-        for rank, (each, driver) in enumerate(zip(devices, drivers, strict=False)):
-            monkeypatch.setattr(cluster, "driver_version", lambda driver=driver: driver)
+        for rank, each in enumerate(devices):
             assert check(rank, len(devices), each) is None or rank == len(devices) - 1
         return [check(rank, len(devices), each) for rank, each in enumerate(devices)]
 
@@ -141,19 +139,3 @@ def test_different_numbers_of_devices_are_named_on_all_workers(compare):
     for error in compare(gpus(2), gpus(1)):
         assert isinstance(error, ValueError)
         assert "the same number of devices, got [2, 1] by rank" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("drivers", "named"),
-    [(("570.1", "535.2", "570.1"), "570.1 (rank 0, 2), 535.2 (rank 1)"),
-     (("570.1", "", "535.2"), "570.1 (rank 0), unknown (rank 1), 535.2 (rank 2)"),
-     (("570.1", "", "570.1"), None), (("570.1",) * 3, None)],
-)  # fmt: skip
-def test_different_drivers_are_warned_of_once(compare, caplog, drivers, named):
-    assert compare(*[gpus(1)] * 3, drivers=drivers) == [None] * 3
-    assert [record.args[0] for record in caplog.records] == ([named] if named else [])
-
-
-def test_a_driver_does_not_matter_on_cpus(compare, caplog):
-    assert compare(CPU, CPU, drivers=("570.1", "535.2")) == [None, None]
-    assert not caplog.records

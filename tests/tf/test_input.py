@@ -25,14 +25,13 @@ from keras.src.legacy.preprocessing.image import ImageDataGenerator
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_tf.data.arrays import Arrays
-from lbbsp_tf.data.batches import Batches
 from lbbsp_tf.data.dataset import Pipeline, PlaceholderDataset
 from lbbsp_tf.data.feed import InputWait, TrainingInput, _of_training
 from lbbsp_tf.data.items import Items
 from lbbsp_tf.data.options import InputOptions
 from lbbsp_tf.data.plan import SharedReads
 from lbbsp_tf.data.source import Fingerprints
-from lbbsp_tf.data.stream import Stream, is_batched
+from lbbsp_tf.data.stream import is_batched
 
 X, SAMPLES = 8, 27
 NUMBERS = np.arange(SAMPLES)
@@ -715,7 +714,7 @@ def test_a_dropped_data_set_is_gone_at_once(make):
     ids=["py_dataset", "stream", "stream_in_batches"],
 )
 def test_replicas_of_a_process_share_each_read(data):
-    source = (Batches if isinstance(data, InBatches) else Stream)(data, X)
+    source = InputOptions(data).open(X)
     sessions = StubSession(0), StubSession(1)
     order = sessions[0].make_order(
         24, seed=0, shuffle=not source.is_sequential, by_batch=True, steps_per_epoch=6
@@ -886,6 +885,6 @@ def test_placeholders_have_no_thread_that_can_hold_up_the_end_of_a_fit():
     session, source = StubSession(), Arrays(np.zeros((24, 2)), np.zeros(24))
     pipeline = Pipeline(session, session.make_order(24, seed=0), source, InputOptions())
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    placeholders = PlaceholderDataset(pipeline, strategy, on_build=Mock(), on_iterate=Mock())
+    placeholders = PlaceholderDataset(pipeline, strategy, Mock())
     assert isinstance(iter(placeholders), itertools.repeat)
     assert [leaf.shape for leaf in next(iter(placeholders))] == [(1, 2), (1,)]
