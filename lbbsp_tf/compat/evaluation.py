@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from functools import partial
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -34,15 +35,7 @@ from lbbsp_tf.compat.metrics import (
 from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.state import set_last_rows
 from lbbsp_tf.compat.tracing import fresh_traces
-from lbbsp_tf.compat.values import (
-    Nest,
-    PerThread,
-    is_patched,
-    local,
-    patch,
-    patched,
-    replaced,
-)
+from lbbsp_tf.compat.values import Nest, is_patched, local, patch, patched, replaced
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 
 Logs = Mapping[str, object]
@@ -55,9 +48,6 @@ class Kind(IntEnum):
     SUM = 1
     SUM_AND_REGULARISERS = 2
     OTHER = 3
-
-
-_local_only = PerThread()
 
 
 class ReplicaRows(NamedTuple):
@@ -84,11 +74,13 @@ def patch_evaluation(
     trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
     patch(iterator, "__init__", partial(_iterate_over_rows, check_all_call))
     patch(iterator, "catch_stop_iteration", partial(_then_checked, check_samples))
-    for kind, on_rows in (("test", partial(_test_on_rows, kinds)), ("predict", _predict_on_rows)):
-        made_once = partial(_make_once, f"{kind}_function", on_rows)
-        patch(trainer, f"make_{kind}_function", made_once)
-    patch(trainer, "predict_on_batch", _predict_locally)
-    patch(trainer, "_get_metrics_result_or_logs", partial(_agree_on_logs, global_logs))
+    for name, replacement in (
+        ("make_test_function", partial(_make_test_function, kinds)),
+        ("make_predict_function", _make_predict_function),
+        ("predict_on_batch", _predict_locally),
+        ("_get_metrics_result_or_logs", partial(_agree_on_logs, global_logs)),
+    ):
+        patch(trainer, name, partial(_if_several, replacement))
 
 
 class Rows:
@@ -149,15 +141,14 @@ def rows_of(batch: Nest, place: tf.Tensor, replicas: int) -> ReplicaRows:
     return ReplicaRows(tf.nest.pack_sequence_as(batch, cut), stop - start, total)
 
 
-class RowsStep:
-    """Wraps `test_step` or `predict_step` for `strategy.run`."""
+class TestStep:
+    """Wraps the `test_step` of a model for `strategy.run`."""
 
-    def __init__(self, model: keras.Model, step: Callable[[Nest], Nest]) -> None:
-        self._model = model
-        self._step = step
-        self.kinds: Sequence[Kind] = ()
+    def __init__(self, model: keras.Model) -> None:
+        self._model, self._step = model, model.test_step
+        self.kinds: Sequence[Kind] | None = None
 
-    def test(self, data: Nest) -> tuple[Nest, tf.Tensor]:
+    def __call__(self, data: Nest) -> tuple[Nest, tf.Tensor]:
         """Updates the metrics with this replica's rows; returns the logs and the rows."""
         if not isinstance(data, ReplicaRows):  # a data set that the user has distributed
             with one_replica_view():
@@ -184,7 +175,7 @@ class RowsStep:
             total = context.all_reduce(tf.distribute.ReduceOp.SUM, tokens)
             return tf.math.divide_no_nan(tokens, total) / divisor
 
-        kinds = iter(self.kinds)
+        kinds = iter(self.kinds or ())
 
         def scalar(
             value: tf.Tensor, weight: tf.Tensor | None
@@ -202,22 +193,20 @@ class RowsStep:
             added_vectors_scaled(1.0 / divisor, first_leaf(data.batch)),
             intercepted_scalars(scalar),
             token_means_scaled(token_factor),
-            whole_batches(fraction, lambda tensors, run: run(tensors)),
+            whole_batches((fraction, lambda tensors, run: run(tensors))),
         ):
             yield
 
-    def predict(self, data: Nest) -> Nest:
-        """Returns the predictions of this replica's rows."""
-        if not isinstance(data, ReplicaRows):
-            return self._step(data)
-        outputs = self._step(data.batch)
-        kept = tf.cast(data.rows > 0, tf.int64)
-        return keras.tree.map_structure(
-            lambda output: (
-                slice_rows(output, 0, kept * count_rows(output)) if has_rows(output) else output
-            ),
-            outputs,
-        )
+
+def _predict_rows(predict_step: Callable[[Nest], Nest], data: Nest) -> Nest:
+    """Returns the predictions of a replica's rows."""
+    if not isinstance(data, ReplicaRows):
+        return predict_step(data)
+    kept = tf.cast(data.rows > 0, tf.int64)
+    return keras.tree.map_structure(
+        lambda leaf: slice_rows(leaf, 0, kept * count_rows(leaf)) if has_rows(leaf) else leaf,
+        predict_step(data.batch),
+    )
 
 
 def has_mean_loss(model: keras.Model) -> bool:
@@ -273,81 +262,64 @@ def _then_checked(
         check_samples(epochs._distributed_dataset.samples)
 
 
-def _make_once(
-    name: str,
-    make: Callable[[keras_trainer.TensorFlowTrainer, Callable[[], None]], Callable[..., Nest]],
+def _if_several(
+    replacement: Callable[..., Any],
+    original: Callable[..., Any],
+    model: keras_trainer.TensorFlowTrainer,
+    *args: object,
+    **options: object,
+) -> Any:
+    """Calls the replacement of a method where batches are split among replicas."""
+    if _has_replicas(model.distribute_strategy):
+        return replacement(original, model, *args, **options)
+    return original(model, *args, **options)
+
+
+def _make_test_function(
+    kinds: Callable[[keras.Model, Nest], Sequence[Kind]],
     original: Callable[..., None],
     model: keras_trainer.TensorFlowTrainer,
     force: bool = False,
 ) -> None:
-    """Replaces `make_test_function` or `make_predict_function`, which set the attribute `name`."""
-    if not _has_replicas(model.distribute_strategy):
-        original(model, force)
+    if is_patched(model.test_function) and not force:
         return
-    known = getattr(model, name)
-    if force or known is None or not is_patched(known):  # it may be of before the patch
-        setattr(model, name, patched(make(model, lambda: original(model, force=True))))
-
-
-def _test_on_rows(
-    kinds: Callable[[keras.Model, Nest], Sequence[Kind]],
-    model: keras_trainer.TensorFlowTrainer,
-    make: Callable[[], None],
-) -> Callable[[Iterator[Nest]], Nest]:
-    """Returns the function of a step of `evaluate`."""
     take_whole_batches(model)
-    step, is_known = RowsStep(model, model.test_step), False
-    with replaced(model, "test_step", step.test):
-        make()
+    step = TestStep(model)
+    with replaced(model, "test_step", step):
+        original(model, force=True)
     function = model.test_function
 
     def test_function(iterator: Iterator[Nest]) -> Nest:
-        nonlocal is_known
-        logs = None
-        for _, data in zip(range(model.steps_per_execution), iterator, strict=False):
-            if not is_known and isinstance(data, ReplicaRows):
-                batch = local(model.distribute_strategy, data.batch)
-                step.kinds, is_known = kinds(model, batch), True
-            logs, rows = function(iter([data]))
-            set_last_rows(model, rows)
-        if logs is None:
-            raise StopIteration
+        data = next(iterator)
+        if step.kinds is None and isinstance(data, ReplicaRows):
+            step.kinds = kinds(model, local(model.distribute_strategy, data.batch))
+        logs, rows = function(chain([data], iterator))
+        set_last_rows(model, rows)
         return logs
 
-    return test_function
+    model.test_function = patched(test_function)
 
 
-def _predict_on_rows(
-    model: keras_trainer.TensorFlowTrainer, make: Callable[[], None]
-) -> Callable[[Nest], Nest]:
-    """Returns the function of a step of `predict`."""
-    functions = []
-    for _ in range(2):  # for rows, and for `predict_on_batch`: they differ in their traces
-        make()
-        functions.append(model.predict_function)
+def _make_predict_function(
+    original: Callable[..., None], model: keras_trainer.TensorFlowTrainer, force: bool = False
+) -> None:
+    if is_patched(model.predict_function) and not force:
+        return
+    original(model, force=True)
+    function = model.predict_function
 
     def predict_function(data: Nest) -> Nest:
-        if _local_only.value:
-            with replaced(keras_trainer, "reduce_per_replica", _local_part):
-                return functions[1](data)
         # Keras looks the step up when it traces, not when it makes the function.
-        with replaced(model, "predict_step", RowsStep(model, model.predict_step).predict):
-            return functions[0](data)
+        with replaced(model, "predict_step", partial(_predict_rows, model.predict_step)):
+            return function(data)
 
-    return predict_function
+    model.predict_function = patched(predict_function)
 
 
-def _predict_locally(
-    original: Callable[..., Nest], model: keras_trainer.TensorFlowTrainer, x: Nest
-) -> Nest:
+def _predict_locally(_: object, model: keras_trainer.TensorFlowTrainer, x: Nest) -> Nest:
     """Replaces `predict_on_batch`, whose rows every worker passes, and gets, for itself."""
-    with _local_only.set(True):
-        return original(model, x)
-
-
-def _local_part(values: Nest, strategy: tf.distribute.Strategy, reduction: str) -> Nest:
-    """Returns what the first replica of this process has computed."""
-    return local(strategy, values)
+    outputs = model.predict_step((x,))
+    return keras.tree.map_structure(keras_trainer.convert_to_np_if_not_ragged, outputs)
 
 
 def _agree_on_logs(
@@ -357,8 +329,6 @@ def _agree_on_logs(
     logs: Logs,
 ) -> Logs:
     """Replaces `_get_metrics_result_or_logs`, which returns the logs of an epoch."""
-    if not _has_replicas(model.distribute_strategy):
-        return original(model, logs)
     with current_activity().during(Activity.MEETING):  # results of metrics are global
         result = original(model, logs)
     return global_logs(model, logs) if result is logs else result

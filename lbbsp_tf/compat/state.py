@@ -185,5 +185,5 @@ def _noted(
 def _with_callbacks_noted(
     on_train_begin: Callable[..., None], callbacks: keras.callbacks.CallbackList, logs: Nest = None
 ) -> None:
-    with _callbacks.set(callbacks):
+    with _callbacks(callbacks):
         on_train_begin(callbacks, logs)

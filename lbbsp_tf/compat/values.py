@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -15,6 +15,11 @@ import tensorflow as tf
 
 Nest: TypeAlias = object
 """A value, or a nest (tuple, list, dict) of values."""
+
+Place: TypeAlias = "tuple[type | ModuleType, str, Callable[..., Any]]"
+"""Class or module, the name of a function in it, and what replaces it."""
+
+IN_PLACE, IN_CONTEXT, NOT_NEEDED, GONE = "in place", "in a context", "not needed", "gone"
 
 _DONE = "_lbbsp_patched"
 
@@ -27,6 +32,7 @@ def local(strategy: tf.distribute.Strategy, value: Nest) -> Nest:
 @contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     """Replaces an attribute inside the context: of a class, a module, or one instance."""
+    note(owner, name, IN_CONTEXT)
     is_instance = not isinstance(owner, type | ModuleType)
     kind = object if is_instance else type(owner)  # `object`: hidden from Keras's tracking
     before = vars(owner).get(name)
@@ -40,38 +46,74 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
             kind.__setattr__(owner, name, before)
 
 
-class PerThread(threading.local):
-    """Value of each thread, for patches that must not affect the threads of other replicas."""
+@contextmanager
+def wrapped(*places: Place) -> Iterator[None]:
+    """Replaces functions of modules inside the context, by what is made of each of them."""
+    with ExitStack() as stack:
+        for owner, name, wrap in places:
+            stack.enter_context(replaced(owner, name, wrap(getattr(owner, name))))
+        yield
 
-    def __init__(self) -> None:
+
+class PerThread(threading.local):
+    """Value of each thread, and functions that are replaced in the threads that have set one.
+
+    What replaces a function is given the value, and then the original, before the arguments.
+    """
+
+    def __init__(self, *places: Place) -> None:
         self.value: Any = None
+        self._places = places
 
     @contextmanager
-    def set(self, value: object) -> Iterator[None]:
+    def __call__(self, value: object) -> Iterator[None]:
         """Sets this thread's value inside the context."""
+        for owner, name, replacement in self._places:
+            patch(owner, name, partial(self._where_set, replacement))
         before, self.value = self.value, value
         try:
             yield
         finally:
             self.value = before
 
+    def _where_set(
+        self, replacement: Callable[..., Any], original: Callable[..., Any], *args: Any, **kw: Any
+    ) -> Any:
+        if self.value is None:
+            return original(*args, **kw)
+        return replacement(self.value, original, *args, **kw)
+
+
+noted = PerThread()
+"""List to which the places of patches are added that are applied, each with its state."""
+
+
+def note(owner: object, name: str, state: str) -> None:
+    """Adds the state of a place to the list `noted`, if this thread has one."""
+    if noted.value is not None:
+        noted.value.append((f"{getattr(owner, '__name__', owner)}.{name}", state))
+
 
 def patch(owner: type | ModuleType, name: str, replacement: Callable[..., Any]) -> None:
-    """Replaces a function of a class or a module, once, by one that is given the original first."""
+    """Replaces a function or property, once, by one that is given the original function first."""
+    note(owner, name, IN_PLACE)
     original = getattr(owner, name)
     if is_patched(original):
         return
+    is_property = isinstance(original, property)
+    function = original.fget if is_property else original
 
-    @wraps(original)
+    @wraps(function)
     def with_original(*args: object, **options: object) -> Any:
-        return replacement(original, *args, **options)
+        return replacement(function, *args, **options)
 
-    setattr(owner, name, patched(with_original))
+    patched(with_original)
+    setattr(owner, name, property(with_original) if is_property else with_original)
 
 
-def is_patched(function: Callable[..., Nest]) -> bool:
-    """Returns whether `function` is one of our replacements."""
-    return hasattr(function, _DONE)
+def is_patched(function: Callable[..., Nest] | property) -> bool:
+    """Returns whether a function or property is one of our replacements."""
+    return hasattr(getattr(function, "fget", function), _DONE)
 
 
 def patch_broken(
@@ -79,8 +121,12 @@ def patch_broken(
 ) -> None:
     """Patches a function, where there is one, if its source contains `sign`."""
     function = getattr(owner, name, None)
-    if function and not is_patched(function) and sign in inspect.getsource(function):
+    if function is None:
+        note(owner, name, GONE)
+    elif sign in inspect.getsource(function):
         patch(owner, name, replacement)
+    else:
+        note(owner, name, NOT_NEEDED)
 
 
 def patched(function: Callable[..., Nest]) -> Callable[..., Nest]:

@@ -24,7 +24,7 @@ from lbbsp_tf import service
 from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.coordination import FAILED
-from lbbsp_tf.compat.values import patch
+from lbbsp_tf.compat.values import patch_broken
 
 _BROADCAST = "_get_variable_creator_initial_value"
 
@@ -37,8 +37,8 @@ _job: list[tuple[int, int]] = []
 
 def compare_variables() -> None:
     """Makes workers compare each variable that they create with that of worker 0."""
-    if hasattr(CollectiveAllReduceExtended, _BROADCAST) and service.has_time_limits():
-        patch(CollectiveAllReduceExtended, _BROADCAST, _with_comparison)
+    if service.has_time_limits():
+        patch_broken(CollectiveAllReduceExtended, _BROADCAST, "initial_value", _with_comparison)
 
 
 def _with_comparison(

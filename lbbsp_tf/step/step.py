@@ -106,7 +106,7 @@ class ReplicaStep:
                 stack.enter_context(compat.noise_of_replica(self._session.rank))
             stack.enter_context(compat.intercepted_apply(self._apply))
             stack.enter_context(self._timed_collectives())
-            stack.enter_context(compat.whole_batches(share, self._collective))
+            stack.enter_context(compat.whole_batches((share, self._collective)))
             return train_step(data)
 
     def _apply(self, grads: Gradients, apply: Apply) -> Gradients:

@@ -160,7 +160,7 @@ def test_large_inputs_of_a_metric_stay_on_their_workers_and_are_named(caplog):
     (metric,) = model.metrics[1].metrics
 
     def update(values):
-        with compat.whole_batches(tf.constant(1.0), lambda tensors, run: run(tensors)):
+        with compat.whole_batches((tf.constant(1.0), lambda tensors, run: run(tensors))):
             metric.update_state(values, values)
 
     strategy.run(update, (tf.constant(x[:, 0]),))
