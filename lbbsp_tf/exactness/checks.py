@@ -106,14 +106,13 @@ def check_callbacks(
             "feeds the fit, once"
         )
     for callback in callbacks:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            frequency = callback.save_freq
-            if frequency != "epoch":
-                raise ValueError(
-                    f"BackupAndRestore(save_freq={frequency}) would restart an epoch at its first "
-                    "batch with weights of its middle: pass LoadBalancer(..., checkpoint=folder, "
-                    f'every={frequency}), which continues at the same batch, or save_freq="epoch"'
-                )
+        frequency = getattr(callback, "save_freq", "epoch")
+        if isinstance(callback, keras.callbacks.BackupAndRestore) and frequency != "epoch":
+            raise ValueError(
+                f"BackupAndRestore(save_freq={frequency}) would restart an epoch at its first "
+                "batch with weights of its middle: pass LoadBalancer(..., checkpoint=folder, "
+                f'every={frequency}), which continues at the same batch, or save_freq="epoch"'
+            )
 
 
 def check_steps(given: int | None, steps_per_epoch: int) -> None:

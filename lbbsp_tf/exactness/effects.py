@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 import keras
 import ml_dtypes
@@ -18,7 +19,7 @@ from lbbsp_tf.exactness.rounding import INEXACT, SINGLE
 from lbbsp_tf.exactness.trial import Split, Trial, Trials
 from lbbsp_tf.exchange.collectives import mirrored_collectives
 from lbbsp_tf.rows import concatenate_rows, slice_rows
-from lbbsp_tf.step.train_step import TrainStep
+from lbbsp_tf.step.train_step import is_inexact
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -66,7 +67,8 @@ def factors_of_logged(
     def agrees(number: int, factor: float | None) -> bool:
         for one, split in zip(alone, seen, strict=True):
             expected = one.whole.scalars[number]
-            value, first, second = split.scalars(number)
+            parts = (split.whole, split.first, split.second)
+            value, first, second = (trial.scalars[number] for trial in parts)
             if factor is None:
                 found = split.mean_of(first, second)
             else:
@@ -86,8 +88,7 @@ def factors_of_logged(
 
 def targets_are_sums(splits: Sequence[Split], *, tolerance: float) -> tuple[bool | None, ...]:
     """Returns whether the targets of gradients are sums over samples or means; None if neither."""
-    numbers = range(len(splits[0].whole.targets))
-    kinds = [_kind(splits, lambda trial, n=n: trial.targets[n], tolerance) for n in numbers]
+    kinds = _kinds(splits, attrgetter("targets"), tolerance)
     return tuple(None if kind == Kind.OTHER else kind != Kind.MEAN for kind in kinds)
 
 
@@ -100,13 +101,12 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
         return ()
     few = tf.nest.map_structure(lambda leaf: slice_rows(leaf, 0, 4), batch)
     few = tf.nest.map_structure(lambda leaf: concatenate_rows(leaf, leaf), few)  # at least two
-    strategy, step = model.distribute_strategy, TrainStep.of_function(lambda batch: batch)
+    strategy = model.distribute_strategy
     splits = Trials(strategy, model.test_step, few, one_replica=True, token_means=set()).splits()
     constant = float(compat.regularisation(model))
-    tolerance = (INEXACT if step.is_inexact else SINGLE).tolerance
-
-    numbers = range(len(splits[0].whole.scalars))
-    kinds = [_kind(splits, lambda t, n=n: t.scalars[n], tolerance, constant) for n in numbers]
+    is_coarse = is_inexact(keras.config.dtype_policy().compute_dtype)
+    tolerance = (INEXACT if is_coarse else SINGLE).tolerance
+    kinds = _kinds(splits, attrgetter("scalars"), tolerance, constant)
     rank, workers = rank_and_workers(strategy.cluster_resolver)
     rows = mirrored_collectives(strategy).all_gather(kinds) if workers > 1 else [kinds]
     kinds = [Kind(max(column)) for column in zip(*rows, strict=True)]  # of zeros, none is known
@@ -120,16 +120,21 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
     return kinds
 
 
-def _kind(
-    splits: Sequence[Split], of: Callable[[Trial], float], tolerance: float, constant: float = 0.0
-) -> Kind:
-    """Returns what a number of trials is, of which the `constant` depends on no samples."""
+def _kinds(
+    splits: Sequence[Split],
+    numbers_of: Callable[[Trial], Sequence[float]],
+    tolerance: float,
+    constant: float = 0.0,
+) -> list[Kind]:
+    """Returns what each number of trials is, of which the `constant` depends on no samples."""
     errors = []
     for split in splits:
-        whole, first, second = of(split.whole), of(split.first), of(split.second)
-        scale = max(map(abs, (whole, first, second))) or 1.0
+        parts = (split.whole, split.first, split.second)
+        whole, first, second = numbers = np.array([numbers_of(trial) for trial in parts])
+        scale = np.abs(numbers).max(axis=0)
         both = first + second
-        found = (split.mean_of(first, second), both, both - constant)
-        errors.append([abs(each - whole) / scale for each in found])
-    best = int(np.argmin(worst := np.max(errors, axis=0)))
-    return Kind(best) if worst[best] <= tolerance else Kind.OTHER
+        found = np.stack([split.mean_of(first, second), both, both - constant])
+        errors.append(np.abs(found - whole) / np.where(scale > 0, scale, 1.0))
+    worst = np.max(errors, axis=0)  # of each kind and number
+    best = np.where(worst.min(axis=0) <= tolerance, worst.argmin(axis=0), Kind.OTHER)
+    return [Kind(kind) for kind in best]

@@ -78,17 +78,8 @@ class Probe:
         graph_function = tf.function(run, input_signature=specs, autograph=False)
         self._signature = signature
         self._function = graph_function.get_concrete_function()
+        self.outputs: Nest = self._function.structured_outputs
         self._written = list(_written_variables(self._function.graph))
-
-    @property
-    def types(self) -> Nest:
-        """Types of the function's results."""
-        return tf.nest.map_structure(lambda t: t.dtype, self._function.structured_outputs)
-
-    def __call__(self, *scalars: float) -> Nest:
-        """Returns the function's result as NumPy arrays of float64."""
-        found, _ = self.run(*scalars)
-        return found
 
     def run(self, *scalars: float) -> tuple[Nest, list[Written]]:
         """Returns the function's result as NumPy arrays of float64, and what it has written."""

@@ -73,11 +73,6 @@ class Split:
         """Returns the mean of values of the parts, by their samples."""
         return (self.cut * first + (self.rows - self.cut) * second) / self.rows
 
-    def scalars(self, number: int) -> tuple[float, float, float]:
-        """Returns a scalar of the whole, and of both parts."""
-        whole, first, second = self.whole, self.first, self.second
-        return whole.scalars[number], first.scalars[number], second.scalars[number]
-
     def sum(self, call: int) -> Sketch:
         """Returns the sketch of an `apply` of the whole, if it is the sum of those of parts."""
         return self.first.sketches[call] + self.second.sketches[call]
@@ -188,8 +183,8 @@ class Trials:
     @property
     def is_double(self) -> bool:
         """True if all gradients are of double precision."""
-        sketches, *_ = self._probe.types
-        return all(dtype == tf.float64 for dtype in sketches)
+        sketches, *_ = self._probe.outputs
+        return all(sketch.dtype == tf.float64 for sketch in sketches)
 
     def splits(self) -> list[Split]:
         """Tries the step on the batch and on two parts of it, cut at two places."""
