@@ -2,12 +2,7 @@
 
 from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
-from lbbsp_tf.compat.coordination import (
-    be_patient,
-    let_sigterm_end,
-    lost_worker,
-    tell_of_failure,
-)
+from lbbsp_tf.compat.coordination import be_patient, let_sigterm_end, lost_worker, tell_of_failure
 from lbbsp_tf.compat.evaluation import (
     Kind,
     has_mean_loss,

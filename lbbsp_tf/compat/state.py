@@ -165,11 +165,7 @@ def _from_first_batch(enumerate_iterator: Callable[..., Nest], epochs: EpochIter
 
 
 def _noted(
-    initialise: Callable[..., None],
-    self: EpochIterator,
-    x: Nest,
-    *args: object,
-    **options: object,
+    initialise: Callable[..., None], self: EpochIterator, x: Nest, *args: object, **options: object
 ) -> None:
     """Notes a new iterator over epochs, which is not to warn that it ignores ``shuffle=True``.
 

@@ -14,9 +14,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.distribute.collective_all_reduce_strategy import (
-    CollectiveAllReduceExtended,
-)
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.reliability.activity import Activity
