@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.options.cluster_variables import DEVICES_REMEDY
-from lbbsp_tf.compat.values import patch_broken
+from lbbsp_tf.compat.values import Method, patch_broken
 
 HEARTBEAT_MILLISECONDS = 24_000
 """Time after which TensorFlow itself ends a job whose worker is silent.
@@ -30,9 +30,7 @@ def be_patient() -> None:
     patch_broken(context.Context, name, sign, _configure)
 
 
-def _configure(
-    original: Callable[..., None], self: context.Context, *args: object, **options: object
-) -> None:
+def _configure(original: Method, self: context.Context, *args: object, **options: object) -> None:
     if len(args) < 5:  # as a positional argument, the time is the fifth
         options.setdefault("heartbeat_timeout_in_ms", HEARTBEAT_MILLISECONDS)
     original(self, *args, **options)

@@ -9,7 +9,7 @@ whose result is discarded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
 from itertools import chain
@@ -35,9 +35,10 @@ from lbbsp_tf.compat.metrics import (
 from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.state import set_last_rows
 from lbbsp_tf.compat.tracing import fresh_traces
-from lbbsp_tf.compat.values import Nest, is_patched, local, patch, patched, replaced
+from lbbsp_tf.compat.values import Method, Nest, is_patched, local, patch, patched, replaced
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 
+Trainer, Epochs = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
 Logs = Mapping[str, object]
 
 
@@ -71,16 +72,15 @@ def patch_evaluation(
     samples that were read, and `kinds` a batch, to tell what the scalars of a `test_step` are, in
     order.
     """
-    trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
-    patch(iterator, "__init__", partial(_iterate_over_rows, check_all_call))
-    patch(iterator, "catch_stop_iteration", partial(_then_checked, check_samples))
+    patch(Epochs, "__init__", partial(_iterate_over_rows, check_all_call))
+    patch(Epochs, "catch_stop_iteration", partial(_then_checked, check_samples))
     for name, replacement in (
         ("make_test_function", partial(_make_test_function, kinds)),
         ("make_predict_function", _make_predict_function),
         ("predict_on_batch", _predict_locally),
         ("_get_metrics_result_or_logs", partial(_agree_on_logs, global_logs)),
     ):
-        patch(trainer, name, partial(_if_several, replacement))
+        patch(Trainer, name, partial(_if_several, replacement))
 
 
 class Rows:
@@ -229,32 +229,25 @@ def regularisation(model: keras.Model) -> tf.Tensor:
 
 
 def _iterate_over_rows(
-    check_all_call: Callable[[int], None],
-    original: Callable[..., None],
-    self: keras_trainer.TFEpochIterator,
-    distribute_strategy: tf.distribute.Strategy | None = None,
-    *args: object,
-    **options: object,
+    check_all_call: Method, original: Method, self: Epochs, *args: Nest, **options: Nest
 ) -> None:
     """Replaces the constructor of Keras's iterator over epochs."""
+    strategy = options.get("distribute_strategy")
     distributed = isinstance(options.get("x"), tf.distribute.DistributedDataset)
     training = "class_weight" in options  # only `fit` passes it
-    if training or distributed or not _has_replicas(distribute_strategy):
-        original(self, distribute_strategy, *args, **options)
+    if training or distributed or not _has_replicas(strategy):
+        original(self, *args, **options)
         return
-    EpochIterator.__init__(self, *args, **options)
-    self._distribute_strategy = distribute_strategy
+    del options["distribute_strategy"]
+    EpochIterator.__init__(self, **options)
+    self._distribute_strategy = strategy
     with current_activity().during(Activity.MEETING):
         check_all_call(self.num_batches or 0)
-    self._distributed_dataset = Rows(self.data_adapter.get_tf_dataset(), distribute_strategy)
+    self._distributed_dataset = Rows(self.data_adapter.get_tf_dataset(), strategy)
 
 
 @contextmanager
-def _then_checked(
-    check_samples: Callable[[list[Nest]], None],
-    original: Callable[..., AbstractContextManager[None]],
-    epochs: keras_trainer.TFEpochIterator,
-) -> Iterator[None]:
+def _then_checked(check_samples: Method, original: Method, epochs: Epochs) -> Iterator[None]:
     """Replaces `catch_stop_iteration`, the context in which Keras iterates over an epoch."""
     with original(epochs):
         yield
@@ -263,11 +256,7 @@ def _then_checked(
 
 
 def _if_several(
-    replacement: Callable[..., Any],
-    original: Callable[..., Any],
-    model: keras_trainer.TensorFlowTrainer,
-    *args: object,
-    **options: object,
+    replacement: Method, original: Method, model: Trainer, *args: object, **options: object
 ) -> Any:
     """Calls the replacement of a method where batches are split among replicas."""
     if _has_replicas(model.distribute_strategy):
@@ -276,10 +265,7 @@ def _if_several(
 
 
 def _make_test_function(
-    kinds: Callable[[keras.Model, Nest], Sequence[Kind]],
-    original: Callable[..., None],
-    model: keras_trainer.TensorFlowTrainer,
-    force: bool = False,
+    kinds: Method, original: Method, model: Trainer, force: bool = False
 ) -> None:
     if is_patched(model.test_function) and not force:
         return
@@ -300,9 +286,7 @@ def _make_test_function(
     model.test_function = patched(test_function)
 
 
-def _make_predict_function(
-    original: Callable[..., None], model: keras_trainer.TensorFlowTrainer, force: bool = False
-) -> None:
+def _make_predict_function(original: Method, model: Trainer, force: bool = False) -> None:
     if is_patched(model.predict_function) and not force:
         return
     original(model, force=True)
@@ -316,18 +300,13 @@ def _make_predict_function(
     model.predict_function = patched(predict_function)
 
 
-def _predict_locally(_: object, model: keras_trainer.TensorFlowTrainer, x: Nest) -> Nest:
+def _predict_locally(_: object, model: Trainer, x: Nest) -> Nest:
     """Replaces `predict_on_batch`, whose rows every worker passes, and gets, for itself."""
     outputs = model.predict_step((x,))
     return keras.tree.map_structure(keras_trainer.convert_to_np_if_not_ragged, outputs)
 
 
-def _agree_on_logs(
-    global_logs: Callable[[keras.Model, Logs], Logs],
-    original: Callable[..., Logs],
-    model: keras_trainer.TensorFlowTrainer,
-    logs: Logs,
-) -> Logs:
+def _agree_on_logs(global_logs: Method, original: Method, model: Trainer, logs: Logs) -> Logs:
     """Replaces `_get_metrics_result_or_logs`, which returns the logs of an epoch."""
     with current_activity().during(Activity.MEETING):  # results of metrics are global
         result = original(model, logs)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as loss_module
 
-from lbbsp_tf.compat.values import PerThread
+from lbbsp_tf.compat.values import Method, Nest, PerThread
 from lbbsp_tf.rows import Batch, count_rows
 
 Factor: TypeAlias = "Callable[[tf.Tensor, str], tf.Tensor]"
@@ -23,12 +23,7 @@ _OVER_WEIGHTS = "the loss is divided by the sum of the sample weights"
 
 
 def _scaled_mask(
-    factor: Factor,
-    apply_mask: Callable[..., tf.Tensor | None],
-    sample_weight: tf.Tensor | None,
-    mask: tf.Tensor | None,
-    dtype: str,
-    reduction: str,
+    factor: Factor, apply_mask: Method, sample_weight: Nest, mask: Nest, dtype: str, reduction: str
 ) -> tf.Tensor | None:
     weight = apply_mask(sample_weight, mask, dtype, reduction)
     if mask is None or reduction not in _MEANS:
@@ -39,12 +34,12 @@ def _scaled_mask(
 
 def _scaled_by_weights(
     factor: Factor,
-    reduce_values: Callable[..., tf.Tensor],
-    values: tf.Tensor,
-    sample_weight: tf.Tensor | None = None,
-    reduction: str = "sum_over_batch_size",
+    reduce: Method,
+    values: Nest,
+    sample_weight: Nest = None,
+    reduction: str = "mean",
 ) -> tf.Tensor:
-    loss = reduce_values(values, sample_weight, reduction)
+    loss = reduce(values, sample_weight, reduction)
     if reduction != _WEIGHTED_MEAN or sample_weight is None:
         return loss
     tokens = tf.reduce_sum(tf.cast(sample_weight, tf.float64))
@@ -62,10 +57,7 @@ of its sample weights), and of words that say so.
 
 
 def _scaled_vector(
-    factor_and_rows: tuple[tf.Tensor, int | None],
-    aggregate: Callable[..., tf.Tensor],
-    model: keras.Model,
-    loss: tf.Tensor,
+    factor_and_rows: Nest, aggregate: Method, model: keras.Model, loss: tf.Tensor
 ) -> tf.Tensor:
     factor, rows = factor_and_rows
     # What belongs to samples has their number as its length.

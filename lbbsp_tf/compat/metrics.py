@@ -17,9 +17,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from lbbsp_tf.compat.replicas import mean_over_replicas
-from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
-
-Handler: TypeAlias = "Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor | None]]"
+from lbbsp_tf.compat.values import Method, Nest, PerThread, is_patched, patched
 
 Run: TypeAlias = "Callable[..., list[tf.Tensor]]"
 
@@ -30,15 +28,11 @@ logger = logging.getLogger("lbbsp.tf")
 
 
 def _with_scalar_replaced(
-    handler: Handler,
-    update_state: Callable[..., None],
-    metric: keras.metrics.Mean,
-    values: tf.Tensor,
-    sample_weight: tf.Tensor | None = None,
+    handler: Method, update: Method, metric: keras.Metric, values: Nest, sample_weight: Nest = None
 ) -> None:
     if not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0:
         values, sample_weight = handler(values, sample_weight)
-    update_state(metric, values, sample_weight)
+    update(metric, values, sample_weight)
 
 
 intercepted_scalars = PerThread((keras.metrics.Mean, "update_state", _with_scalar_replaced))
@@ -80,14 +74,14 @@ def is_whole(variable: keras.Variable) -> bool:
     return variable.value.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
-def _count_once(metric: keras.metrics.Metric, once: bool) -> None:
+def _count_once(metric: keras.Metric, once: bool) -> None:
     kinds = tf.VariableAggregation
     for variable in metric.variables:
         if hasattr(variable.value, "_aggregation"):
             variable.value._aggregation = kinds.ONLY_FIRST_REPLICA if once else kinds.SUM
 
 
-def _updating(metric: keras.metrics.Metric) -> Callable[..., None]:
+def _updating(metric: keras.Metric) -> Method:
     """Wraps `update_state` of a metric written by hand."""
     update = metric.update_state
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
 from lbbsp_tf.compat.tracing import current_graph
-from lbbsp_tf.compat.values import Nest, PerThread, patch
+from lbbsp_tf.compat.values import Method, Nest, PerThread, patch
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 Gradients: TypeAlias = "Sequence[Gradient]"
@@ -22,16 +22,12 @@ _steps_in_progress: list[object] = []
 
 
 def _outermost_to_handler(
-    handler: Callable[[Gradients, Apply], Gradients],
-    apply: Callable[..., None],
-    optimizer: Optimizer,
-    grads: Gradients,
-    trainable_variables: Sequence[keras.Variable] | None = None,
+    handler: Method, apply: Method, self: Optimizer, grads: Gradients, *args: Nest, **kw: Nest
 ) -> None:
     def proceed(gradients: Gradients) -> None:
         # An optimizer that wraps others applies theirs, which is not the outermost any more.
         with _handler(None):
-            apply(optimizer, gradients, trainable_variables)
+            apply(self, gradients, *args, **kw)
 
     handler(list(grads), proceed)
 
@@ -84,8 +80,6 @@ def sum_gradients(gradients: Nest) -> Nest:
     return keras.tree.pack_sequence_as(gradients, list(summed))
 
 
-def _unless_intercepted(
-    reduce: Callable[..., object], optimizer: Optimizer, grads_and_vars: Sequence[object]
-) -> object:
+def _unless_intercepted(reduce: Method, optimizer: Optimizer, grads_and_vars: Nest) -> Nest:
     # Not by thread: a wrapping optimizer may apply the inner one in other threads.
     return list(grads_and_vars) if _steps_in_progress else reduce(optimizer, grads_and_vars)

@@ -17,7 +17,7 @@ from keras.src.utils import traceback_utils
 from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
 from lbbsp_tf.compat.tracing import current_graph
-from lbbsp_tf.compat.values import Nest, PerThread, replaced, wrapped
+from lbbsp_tf.compat.values import Method, Nest, PerThread, replaced, wrapped
 
 _STATELESS = (
     "stateless_random_normal_v2",
@@ -25,7 +25,7 @@ _STATELESS = (
     "stateless_random_uniform_int_v2",
     "stateless_truncated_normal_v2",
 )
-_STATEFUL: dict[str, Callable[..., tf.Tensor]] = {
+_STATEFUL: dict[str, Method] = {
     "random_standard_normal": tf.random.stateless_normal,
     "random_uniform": tf.random.stateless_uniform,
     "truncated_normal": tf.random.stateless_truncated_normal,
@@ -41,14 +41,12 @@ def noise_alike_for_all_samples() -> Iterator[None]:
     Initial values of variables that the function creates stay as they are.
     """
 
-    def stateless(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def stateless(original: Method) -> Method:
         return lambda shape, *args, **kwargs: _along_last_axis(
             lambda last: original(last, *args, **kwargs), shape
         )
 
-    def stateful(
-        _: object, sample: Callable[..., tf.Tensor], seed: int
-    ) -> Callable[..., tf.Tensor]:
+    def stateful(_: object, sample: Method, seed: int) -> Method:
         # A stateful operation would continue its sequence in the next run.
         return lambda shape, dtype, *_, **__: _along_last_axis(
             lambda last: sample(last, seed=(seed, 0), dtype=dtype), shape
@@ -63,9 +61,7 @@ def noise_alike_for_all_samples() -> Iterator[None]:
         yield
 
 
-def _only_for_noise(
-    change: Callable[..., Callable[..., tf.Tensor]], original: Callable[..., tf.Tensor]
-) -> Callable[..., tf.Tensor]:
+def _only_for_noise(change: Callable[[Method], Method], original: Method) -> Method:
     """Changes a random operation, but not where the initial value of a variable is computed.
 
     With equal rows, the kernel of a layer that is built in the train step would learn less.
@@ -80,7 +76,7 @@ def _only_for_noise(
 
 
 def _with_marked_initial_value(
-    create: Callable[..., tf.Variable], initial_value: Nest = None, **options: Nest
+    create: Method, initial_value: Nest = None, **options: Nest
 ) -> tf.Variable:
     """Creates a variable whose initial value is computed without changes of noise."""
 
@@ -111,15 +107,9 @@ def whole_tracebacks() -> AbstractContextManager[None]:
 
 
 def _to_handler(
-    handler_and_graph: tuple[Callable[..., Nest], tf.Graph],
-    gradient: Callable[..., Nest],
-    tape: tf.GradientTape,
-    target: Nest,
-    sources: Nest,
-    *args: Nest,
-    **kw: Nest,
+    value: Nest, gradient: Method, tape: Nest, target: Nest, sources: Nest, *args: Nest, **kw: Nest
 ) -> Nest:
-    handler, graph = handler_and_graph
+    handler, graph = value
 
     def total() -> Nest:
         weights = args[0] if args else kw.get("output_gradients")
@@ -136,7 +126,7 @@ def _to_handler(
 _tapes = PerThread((tf.GradientTape, "gradient", _to_handler))
 
 
-def intercepted_gradients(handler: Callable[..., Nest]) -> AbstractContextManager[None]:
+def intercepted_gradients(handler: Method) -> AbstractContextManager[None]:
     """Passes each `GradientTape.gradient` in this thread to ``handler(total, of_variables, take)``.
 
     ``total()`` is that of the target's elements, or NaN if it is in an inner graph or has weights;

@@ -15,15 +15,13 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 
-from lbbsp_tf.compat.values import PerThread
+from lbbsp_tf.compat.values import Method, PerThread
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"  # a constant in Keras 3.14, not in 3.12
 _STRIDE = 1_000_003  # between the seeds of replicas
 
 
-def _by_rank(
-    rank: int, draw: Callable[..., tf.Tensor], generator: SeedGenerator, ordered: bool = True
-) -> tf.Tensor:
+def _by_rank(rank: int, draw: Method, generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
     seed = draw(generator, ordered)
     return seed + tf.constant([rank * _STRIDE, 0], seed.dtype)  # the first replica's is as alone
 

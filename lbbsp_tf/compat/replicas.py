@@ -9,14 +9,13 @@ in a single process, whatever its form, and the step weights its gradients.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import keras
 import tensorflow as tf
 from tensorflow.python.distribute.distribute_lib import ReplicaContextBase, StrategyBase
 
-from lbbsp_tf.compat.values import Nest, PerThread
+from lbbsp_tf.compat.values import Method, Nest, PerThread
 
 STRATEGIES = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.MirroredStrategy)
 """Strategies with several replicas that `LoadBalancer` supports."""
@@ -24,9 +23,7 @@ STRATEGIES = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.MirroredS
 _MACHINERY = "tensorflow.python.distribute"
 
 
-def _one_replica(
-    _: bool, original: Callable[..., int], self: tf.distribute.Strategy | ReplicaContextBase
-) -> int:
+def _one_replica(_: bool, original: Method, self: StrategyBase | ReplicaContextBase) -> int:
     # TensorFlow reads the same property to average the values of variables over replicas.
     caller = sys._getframe(3).f_globals.get("__name__", "")  # of the property, see `values.patch`
     return original(self) if caller.startswith(_MACHINERY) else 1

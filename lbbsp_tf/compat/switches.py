@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from tensorflow.python.ops import cond as cond_module
 from tensorflow.python.ops import gen_math_ops
 from tensorflow.python.ops.gen_math_ops import select_v2
 
-from lbbsp_tf.compat.values import Nest, wrapped
+from lbbsp_tf.compat.values import Method, Nest, wrapped
 
 GAIN = 1000.0
 
@@ -47,7 +47,7 @@ class Switches:
             (cond_module, "cond", self._chosen_by),
         )
 
-    def _weighted(self, original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def _weighted(self, original: Method) -> Method:
         def weighted(x: Nest, y: Nest, name: str | None = None) -> tf.Tensor:
             result = original(x, y, name)
             is_number = result.dtype.is_floating and result.shape.rank in (0, 1)
@@ -67,7 +67,7 @@ class Switches:
 
         return weighted
 
-    def _chosen_by(self, original: Callable[..., Nest]) -> Callable[..., Nest]:
+    def _chosen_by(self, original: Method) -> Method:
         def chosen(condition: Nest, *args: Nest, **kwargs: Nest) -> Nest:
             condition = tf.convert_to_tensor(condition)  # it may be a variable
             if self._is_traced(condition) and condition.shape.rank == 0:

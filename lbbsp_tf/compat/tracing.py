@@ -6,18 +6,16 @@ trace that was made under a patch would so be used where the patch does not appl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from lbbsp_tf.compat.values import PerThread
+from lbbsp_tf.compat.values import Method, PerThread
 
 
-def _including(key: object, make: Callable[..., Any], scope_type: object = None) -> object:
+def _including(key: object, make: Method, scope_type: object = None) -> object:
     found = make(scope_type)
     return type(found)((found.context, key), found.scope_type)
 

@@ -16,7 +16,10 @@ import tensorflow as tf
 Nest: TypeAlias = object
 """A value, or a nest (tuple, list, dict) of values."""
 
-Place: TypeAlias = "tuple[type | ModuleType, str, Callable[..., Any]]"
+Method: TypeAlias = "Callable[..., Any]"
+"""Function or method that is replaced, or what replaces it."""
+
+Place: TypeAlias = "tuple[type | ModuleType, str, Method]"
 """Class or module, the name of a function in it, and what replaces it."""
 
 IN_PLACE, IN_CONTEXT, NOT_NEEDED, GONE = "in place", "in a context", "not needed", "gone"
@@ -76,9 +79,7 @@ class PerThread(threading.local):
         finally:
             self.value = before
 
-    def _where_set(
-        self, replacement: Callable[..., Any], original: Callable[..., Any], *args: Any, **kw: Any
-    ) -> Any:
+    def _where_set(self, replacement: Method, original: Method, *args: Any, **kw: Any) -> Any:
         if self.value is None:
             return original(*args, **kw)
         return replacement(self.value, original, *args, **kw)
@@ -94,7 +95,7 @@ def note(owner: object, name: str, state: str) -> None:
         noted.value.append((f"{getattr(owner, '__name__', owner)}.{name}", state))
 
 
-def patch(owner: type | ModuleType, name: str, replacement: Callable[..., Any]) -> None:
+def patch(owner: type | ModuleType, name: str, replacement: Method) -> None:
     """Replaces a function or property, once, by one that is given the original function first."""
     note(owner, name, IN_PLACE)
     original = getattr(owner, name)
@@ -111,14 +112,12 @@ def patch(owner: type | ModuleType, name: str, replacement: Callable[..., Any]) 
     setattr(owner, name, property(with_original) if is_property else with_original)
 
 
-def is_patched(function: Callable[..., Nest] | property) -> bool:
+def is_patched(function: Method | property | None) -> bool:
     """Returns whether a function or property is one of our replacements."""
     return hasattr(getattr(function, "fget", function), _DONE)
 
 
-def patch_broken(
-    owner: type | ModuleType, name: str, sign: str, replacement: Callable[..., Any]
-) -> None:
+def patch_broken(owner: type | ModuleType, name: str, sign: str, replacement: Method) -> None:
     """Patches a function, where there is one, if its source contains `sign`."""
     function = getattr(owner, name, None)
     if function is None:
@@ -129,7 +128,7 @@ def patch_broken(
         note(owner, name, NOT_NEEDED)
 
 
-def patched(function: Callable[..., Nest]) -> Callable[..., Nest]:
+def patched(function: Method) -> Method:
     """Marks `function` as a replacement, so that it is not wrapped a second time."""
     setattr(function, _DONE, True)
     return function

@@ -22,7 +22,7 @@ from lbbsp_tf import service
 from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.coordination import FAILED
-from lbbsp_tf.compat.values import patch_broken
+from lbbsp_tf.compat.values import Method, patch_broken
 
 _BROADCAST = "_get_variable_creator_initial_value"
 
@@ -40,12 +40,7 @@ def compare_variables() -> None:
 
 
 def _with_comparison(
-    create: Callable[..., Callable[[], Any]],
-    extended: Any,
-    replica_id: int,
-    device: str,
-    primary_var: Any,
-    **options: Any,
+    create: Method, extended: Any, replica_id: int, device: str, primary_var: Any, **options: Any
 ) -> Callable[[], Any]:
     if replica_id == 0 and extended._num_workers > 1 and "initial_value" in options:
         given = options["initial_value"]
@@ -57,9 +52,7 @@ def _with_comparison(
             return value
 
         options["initial_value"] = compared
-    create_value = create(
-        extended, replica_id=replica_id, device=device, primary_var=primary_var, **options
-    )
+    create_value = create(extended, replica_id, device, primary_var, **options)
 
     @functools.wraps(create_value)
     def explained() -> Any:
