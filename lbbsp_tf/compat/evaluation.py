@@ -24,6 +24,7 @@ from lbbsp_core.runtime.exchange.digest import SAMPLES
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import rank_and_workers
+from lbbsp_tf.compat.fitting import is_stock
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import (
     intercepted_scalars,
@@ -159,7 +160,7 @@ class TestStep:
         for variable, value in before:
             if not is_whole(variable):
                 variable.assign(tf.where(data.rows == 0, value, variable.value))
-        if type(self._model).test_step is not keras.Model.test_step:
+        if not is_stock(self._model, "test_step"):
             logs = mean_over_replicas(logs, tf.cast(data.rows / data.total, tf.float64))
         return logs, data.rows
 
@@ -177,9 +178,7 @@ class TestStep:
 
         kinds = iter(self.kinds or ())
 
-        def scalar(
-            value: tf.Tensor, weight: tf.Tensor | None
-        ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        def scalar(value: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, Nest]:
             kind = next(kinds, Kind.MEAN)
             if kind in (Kind.SUM, Kind.SUM_AND_REGULARISERS):
                 own = regularisation(self._model) if kind == Kind.SUM_AND_REGULARISERS else 0.0
@@ -211,11 +210,7 @@ def _predict_rows(predict_step: Callable[[Nest], Nest], data: Nest) -> Nest:
 
 def has_mean_loss(model: keras.Model) -> bool:
     """Returns whether a model's test step and losses are Keras's own, and means over samples."""
-    is_stock = all(
-        getattr(type(model), name) is getattr(keras.Model, name)
-        for name in ("test_step", "compute_loss")
-    )
-    return is_stock and all(
+    return is_stock(model, "test_step", "compute_loss") and all(
         loss is None
         or isinstance(loss, str)
         or (is_of_keras(loss) and getattr(loss, "reduction", "mean") not in ("sum", None))

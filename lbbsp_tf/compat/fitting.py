@@ -46,14 +46,16 @@ def _local_spec(spec: Nest) -> Nest:
     return keras.tree.map_structure(lambda each: getattr(each, "_value_specs", [each])[0], spec)
 
 
+def is_stock(model: keras.Model, *names: str) -> bool:
+    """Returns whether methods of a model are Keras's own."""
+    return all(getattr(type(model), name) is getattr(keras.Model, name) for name in names)
+
+
 def require_targets(model: keras.Model, batch: Nest) -> None:
     """Raises an error if Keras would compute the loss of a model without targets."""
-    is_stock = all(
-        getattr(type(model), name) is getattr(Trainer, name)
-        for name in ("train_step", "compute_loss")
-    )
-    targets = keras.utils.unpack_x_y_sample_weight(batch)[1]
-    if is_stock and targets is None and getattr(model, "_compile_loss", None) is not None:
+    has_loss = getattr(model, "_compile_loss", None) is not None
+    has_targets = keras.utils.unpack_x_y_sample_weight(batch)[1] is not None
+    if has_loss and not has_targets and is_stock(model, "train_step", "compute_loss"):
         raise ValueError(
             "the model was compiled with a loss, and the data have no targets y: pass them, as in "
             "balancer.dataset(x, y), or let the elements of the data set be (x, y)"
@@ -68,9 +70,9 @@ def build(model: keras.Model, batch: Nest) -> None:
     created when the step is traced.
     """
     require_targets(model, batch)
-    has_step = type(model).train_step is not Trainer.train_step
+    has_step = not is_stock(model, "train_step")
     with model.distribute_strategy.scope():
-        if not has_step or type(model).call is not keras.Model.call:
+        if not has_step or not is_stock(model, "call"):
             try:
                 model._symbolic_build(data_batch=batch)
                 return

@@ -17,13 +17,6 @@ from lbbsp_tf import compat
 from lbbsp_tf.compat.values import GONE, IN_CONTEXT, IN_PLACE, NOT_NEEDED, noted
 
 
-class Patch(NamedTuple):
-    """One patch."""
-
-    purpose: str
-    apply: Callable[[], object]  # to this whole process, or inside the context that it returns
-
-
 class State(NamedTuple):
     """State of a patch in this process."""
 
@@ -50,30 +43,28 @@ def inventory() -> Iterator[State]:
         "gradients of tapes": lambda: compat.intercepted_gradients(lambda *_: None),
         "noise of each replica": lambda: compat.noise_of_replica(0),
         "traces of each step": compat.fresh_traces,
-        "proof of the loss: noise": compat.noise_alike_for_all_samples,
+        "proof of the loss: noise": compat.noise_alike,
         "proof of the loss: batch normalisation": compat.batch_norm_in_inference,
         "patience with silent workers": compat.be_patient,
         "variables compared by name": compat.compare_variables,
     }
-    return (state_of(Patch(*each)) for each in patches.items())
+    return (state_of(purpose, apply) for purpose, apply in patches.items())
 
 
-def state_of(patch: Patch) -> State:
-    """Applies a patch to this process, and returns its state."""
+def state_of(purpose: str, apply: Callable[[], object]) -> State:
+    """Applies a patch to this process, or in the context that it returns; returns its state."""
     places: list[tuple[str, str]] = []
     try:
         with noted(places):
-            applied = patch.apply()
+            applied = apply()
             if isinstance(applied, AbstractContextManager):
                 with applied:
                     pass
     except Exception as error:  # what it changes is not there, or different
-        reason = f"{type(error).__name__}: {error}"
-        return State(patch.purpose, False, f"cannot be applied: {reason}")
+        return State(purpose, False, f"cannot be applied: {type(error).__name__}: {error}")
     by_state = {state: [place for place, found in places if found == state] for _, state in places}
     if GONE in by_state:
-        text = f"not in place: there is no {by_state[GONE][0]} any more"
-        return State(patch.purpose, False, text)
+        return State(purpose, False, f"not in place: there is no {by_state[GONE][0]} any more")
     if IN_PLACE in by_state:
         rest = by_state.get(NOT_NEEDED)
         text = "needed, and in place" + (f"; but not {', '.join(rest)}" if rest else "")
@@ -81,4 +72,4 @@ def state_of(patch: Patch) -> State:
         text = "needed; applied while a fit is prepared"
     else:
         text = "not in place: this version does not need it, or has no means for it"
-    return State(patch.purpose, True, text)
+    return State(purpose, True, text)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import TypeAlias
 
 import keras
 import tensorflow as tf
@@ -18,8 +17,6 @@ from keras.src.trainers.compile_utils import CompileMetrics
 
 from lbbsp_tf.compat.replicas import mean_over_replicas
 from lbbsp_tf.compat.values import Method, Nest, PerThread, is_patched, patched
-
-Run: TypeAlias = "Callable[..., list[tf.Tensor]]"
 
 LARGEST_BYTES = 1 << 16
 """Of a sample, which each worker sends to all others for a metric written by hand."""
@@ -112,7 +109,7 @@ def _is_small(leaf: object) -> bool:
     return row.is_fully_defined() and row.num_elements() * leaf.dtype.size <= LARGEST_BYTES
 
 
-def _of_all(share: tf.Tensor, run: Run, leaf: object) -> object:
+def _of_all(share: tf.Tensor, run: Method, leaf: object) -> object:
     """Returns the rows of all replicas, or the mean of a scalar over them."""
     if not tf.is_tensor(leaf) or leaf.shape.rank == 0:
         return mean_over_replicas(leaf, tf.cast(share, tf.float64))

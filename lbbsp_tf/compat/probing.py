@@ -35,7 +35,7 @@ _creates_variable = PerThread()
 
 
 @contextmanager
-def noise_alike_for_all_samples() -> Iterator[None]:
+def noise_alike() -> Iterator[None]:
     """Makes random values vary along the last axis only; an order by them mixes the samples.
 
     Initial values of variables that the function creates stay as they are.

@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
@@ -42,16 +41,17 @@ def compare_variables() -> None:
 def _with_comparison(
     create: Method, extended: Any, replica_id: int, device: str, primary_var: Any, **options: Any
 ) -> Callable[[], Any]:
-    if replica_id == 0 and extended._num_workers > 1 and "initial_value" in options:
+    if replica_id:
+        return create(extended, replica_id, device, primary_var, **options)
+    if extended._num_workers > 1 and "initial_value" in options:
         given = options["initial_value"]
-        name = str(options.get("name") or "")
 
         def compared() -> Any:
             value = given() if callable(given) else given
-            _compare(extended, name, value, options.get("dtype"))
+            _compare(extended, options.get("name"), value, options.get("dtype"))
             return value
 
-        options["initial_value"] = compared
+        options = {**options, "initial_value": compared}
     create_value = create(extended, replica_id, device, primary_var, **options)
 
     @functools.wraps(create_value)
@@ -59,7 +59,7 @@ def _with_comparison(
         with current_activity().during(Activity.MEETING), explained_by_variables(own=1):
             return create_value()
 
-    return explained if replica_id == 0 else create_value
+    return explained
 
 
 @contextlib.contextmanager
@@ -83,17 +83,16 @@ def explained_by_variables(own: int = 0) -> Iterator[None]:  # 1 if this worker 
         raise
 
 
-def _compare(extended: Any, name: str, value: Any, dtype: Any) -> None:
+def _compare(extended: Any, name: str | None, value: Any, dtype: Any) -> None:
     if not tf.executing_eagerly():
         return
     if not _job:
         _job.append(rank_and_workers(extended._container_strategy().cluster_resolver))
     rank, _ = _job[0]
-    tensor = getattr(value, "wrapped_value", value)
-    shape = tuple(tf.convert_to_tensor(tensor, dtype).shape)
-    text = f"{tf.convert_to_tensor(tensor, dtype).dtype.name} {shape}"
-    if name == "learning_rate" and not shape:
-        text += f" = {float(keras.ops.convert_to_numpy(tensor)):.7g} (the learning rate)"
+    tensor = tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype)
+    text = f"{tensor.dtype.name} {tuple(tensor.shape)}"
+    if name == "learning_rate" and tensor.shape.rank == 0:
+        text += f" = {float(tensor):.7g} (the learning rate)"
     number = len(_created)
     _created.append(text)
     with contextlib.suppress(tf.errors.OpError):  # of a service that has gone: its end is noticed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import keras
@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-from lbbsp_tf import compat
 from lbbsp_tf.cluster import rank_and_workers
-from lbbsp_tf.compat import Kind, Nest
+from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat.evaluation import Kind, has_mean_loss, has_rows, regularisation
 from lbbsp_tf.exactness.probe import Written
 from lbbsp_tf.exactness.rounding import INEXACT, SINGLE
 from lbbsp_tf.exactness.trial import Split, Trial, Trials
@@ -24,7 +24,7 @@ from lbbsp_tf.step.train_step import is_inexact
 logger = logging.getLogger("lbbsp.tf")
 
 
-def assigned_from_samples(whole: Trial, parts: Iterable[Trial], *, tolerance: float) -> list[str]:
+def assigned_from_samples(splits: Sequence[Split], *, tolerance: float) -> list[str]:
     """Returns names of variables that a train step assigns values that depend on its samples.
 
     Each worker would assign a value of its own samples. Metrics, which combine the values of
@@ -32,8 +32,9 @@ def assigned_from_samples(whole: Trial, parts: Iterable[Trial], *, tolerance: fl
     """
     names = {
         of_whole.name
-        for part in parts
-        for of_whole, of_part in zip(whole.written, part.written, strict=True)
+        for split in splits
+        for part in (split.first, split.second)
+        for of_whole, of_part in zip(split.whole.written, part.written, strict=True)
         if not of_whole.is_local and _differ(of_whole, of_part, tolerance)
     }
     return sorted(names)
@@ -97,13 +98,13 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
 
     Losses that are not Keras's own are tried on a few samples of each worker.
     """
-    if compat.has_mean_loss(model) or not all(map(compat.has_rows, tf.nest.flatten(batch))):
+    if has_mean_loss(model) or not all(map(has_rows, tf.nest.flatten(batch))):
         return ()
     few = tf.nest.map_structure(lambda leaf: slice_rows(leaf, 0, 4), batch)
     few = tf.nest.map_structure(lambda leaf: concatenate_rows(leaf, leaf), few)  # at least two
     strategy = model.distribute_strategy
     splits = Trials(strategy, model.test_step, few, one_replica=True, token_means=set()).splits()
-    constant = float(compat.regularisation(model))
+    constant = float(regularisation(model))
     is_coarse = is_inexact(keras.config.dtype_policy().compute_dtype)
     tolerance = (INEXACT if is_coarse else SINGLE).tolerance
     kinds = _kinds(splits, attrgetter("scalars"), tolerance, constant)

@@ -133,16 +133,12 @@ class Trials:
                 token_means.add(why)
                 return tf.cast(tokens, tf.float64) / samples
 
-            def record(
-                value: tf.Tensor, weight: tf.Tensor | None
-            ) -> tuple[tf.Tensor, tf.Tensor | None]:
+            def record(value: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, Nest]:
                 is_inner = compat.current_graph() is not graph
                 scalars.append(float("nan") if is_inner else tf.cast(value, tf.float64))
                 return value, weight
 
-            def taken(
-                total: Callable[[], Nest], of_variables: bool, take: Callable[[], Nest]
-            ) -> Nest:
+            def taken(total: compat.Method, of_variables: bool, take: compat.Method) -> Nest:
                 targets.append(total())
                 self._switches.is_paused = True
                 found = take()
@@ -172,7 +168,7 @@ class Trials:
         def patches(begin: tf.Tensor, end: tf.Tensor, switch: tf.Tensor) -> Iterator[None]:
             self._switches = compat.Switches(switch)
             with (
-                compat.noise_alike_for_all_samples(),
+                compat.noise_alike(),
                 compat.batch_norm_in_inference(),
                 self._switches.installed(),
             ):

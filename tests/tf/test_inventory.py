@@ -2,7 +2,7 @@
 
 import pytest
 
-from lbbsp_tf.compat.inventory import Patch, state_of
+from lbbsp_tf.compat.inventory import state_of
 from lbbsp_tf.compat.values import patch, patch_broken, replaced
 
 
@@ -30,7 +30,7 @@ def apply(name, sign):
 )
 def test_the_state_of_a_patch_is_explained(monkeypatch, apply, is_right, text):
     monkeypatch.setattr(Owner, "build", Owner.build)
-    state = state_of(Patch("x", apply))
+    state = state_of("x", apply)
     assert state.is_right == is_right
     assert text in state.text
 
@@ -39,4 +39,4 @@ def test_parts_that_are_not_needed_are_named(monkeypatch):
     monkeypatch.setattr(Owner, "build", Owner.build)
     both = lambda: (apply("__str__", "Keras 2")(), apply("build", "def build")())  # noqa: E731
     monkeypatch.setattr(Owner, "__str__", lambda self: "owner", raising=False)
-    assert state_of(Patch("x", both)).text == "needed, and in place; but not Owner.__str__"
+    assert state_of("x", both).text == "needed, and in place; but not Owner.__str__"
