@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 
 import keras
 import ml_dtypes
@@ -16,7 +15,7 @@ from lbbsp_tf.compat import Nest
 from lbbsp_tf.compat.evaluation import Kind, has_mean_loss, has_rows, regularisation
 from lbbsp_tf.exactness.probe import Written
 from lbbsp_tf.exactness.rounding import INEXACT, SINGLE
-from lbbsp_tf.exactness.trial import Split, Trial, Trials
+from lbbsp_tf.exactness.trial import Split, Trials
 from lbbsp_tf.exchange.collectives import mirrored_collectives
 from lbbsp_tf.rows import concatenate_rows, slice_rows
 from lbbsp_tf.step.train_step import is_inexact
@@ -64,32 +63,25 @@ def factors_of_logged(
     see. The factors are those of the sum over workers; None is for what is no sum.
     """
     workers = max(2, replicas)  # with a single one, nothing would be shown
-
-    def agrees(number: int, factor: float | None) -> bool:
-        for one, split in zip(alone, seen, strict=True):
-            expected = one.whole.scalars[number]
-            parts = (split.whole, split.first, split.second)
-            value, first, second = (trial.scalars[number] for trial in parts)
-            if factor is None:
-                found = split.mean_of(first, second)
-            else:
-                constant = first + second - value
-                found = factor * (value - constant + workers * constant)
-            scale = max(map(abs, (expected, first, second)))
-            if not abs(found - expected) <= tolerance * scale:
-                return False
-        return True
-
+    agree = []  # of each split, for each factor and number
+    for one, split in zip(alone, seen, strict=True):
+        expected = np.array(one.whole.scalars)
+        value, first, second = split.values("scalars")
+        constant = first + second - value
+        total = value - constant + workers * constant
+        scale = np.abs([expected, first, second]).max(axis=0)
+        found = np.stack([split.mean_of(first, second), total, total / workers])
+        agree.append(np.abs(found - expected) <= tolerance * scale)
     factors = (None, 1.0, 1 / workers)
     return tuple(
-        next((factor for factor in factors if agrees(number, factor)), None)
-        for number in range(len(alone[0].whole.scalars))
+        next((factor for factor, holds in zip(factors, each, strict=True) if holds), None)
+        for each in np.all(agree, axis=0).T
     )
 
 
 def targets_are_sums(splits: Sequence[Split], *, tolerance: float) -> tuple[bool | None, ...]:
     """Returns whether the targets of gradients are sums over samples or means; None if neither."""
-    kinds = _kinds(splits, attrgetter("targets"), tolerance)
+    kinds = _kinds(splits, "targets", tolerance)
     return tuple(None if kind == Kind.OTHER else kind != Kind.MEAN for kind in kinds)
 
 
@@ -107,7 +99,7 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
     constant = float(regularisation(model))
     is_coarse = is_inexact(keras.config.dtype_policy().compute_dtype)
     tolerance = (INEXACT if is_coarse else SINGLE).tolerance
-    kinds = _kinds(splits, attrgetter("scalars"), tolerance, constant)
+    kinds = _kinds(splits, "scalars", tolerance, constant)
     rank, workers = rank_and_workers(strategy.cluster_resolver)
     rows = mirrored_collectives(strategy).all_gather(kinds) if workers > 1 else [kinds]
     kinds = [Kind(max(column)) for column in zip(*rows, strict=True)]  # of zeros, none is known
@@ -122,16 +114,12 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
 
 
 def _kinds(
-    splits: Sequence[Split],
-    numbers_of: Callable[[Trial], Sequence[float]],
-    tolerance: float,
-    constant: float = 0.0,
+    splits: Sequence[Split], name: str, tolerance: float, constant: float = 0.0
 ) -> list[Kind]:
     """Returns what each number of trials is, of which the `constant` depends on no samples."""
     errors = []
     for split in splits:
-        parts = (split.whole, split.first, split.second)
-        whole, first, second = numbers = np.array([numbers_of(trial) for trial in parts])
+        whole, first, second = numbers = split.values(name)
         scale = np.abs(numbers).max(axis=0)
         both = first + second
         found = np.stack([split.mean_of(first, second), both, both - constant])

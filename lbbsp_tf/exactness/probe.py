@@ -7,7 +7,7 @@ for fixed vectors, in addition to its norm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -52,16 +52,16 @@ class Probe:
     Args:
         strategy: Strategy of the model.
         function: Called in a replica with scalar tensors; returns a nest of tensors.
-        signature: Types of the scalars.
         patches: Called with the scalars; the function runs inside the context that it returns.
+        signature: Types of the scalars.
     """
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
         function: Callable[..., Nest],
+        patches: Callable[..., AbstractContextManager[None]],
         signature: Sequence[tf.DType] = (),
-        patches: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext(),
     ) -> None:
         share_seed = compat.shared_global_seed(strategy)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -27,8 +26,7 @@ _AS_IT_IS, _SCALED = -2, -1  # what a step does when none of its switches is on
 _LARGE = 1e8
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """What a train step did on some samples.
 
     Args:
@@ -45,8 +43,7 @@ class Trial:
     written: Sequence[Written]
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """Trials on some samples, and on two parts of them.
 
     Args:
@@ -72,6 +69,10 @@ class Split:
     def mean_of(self, first: Value, second: Value) -> Value:
         """Returns the mean of values of the parts, by their samples."""
         return (self.cut * first + (self.rows - self.cut) * second) / self.rows
+
+    def values(self, name: str) -> np.ndarray:
+        """Returns the scalars or targets of the whole, and of both parts, in rows."""
+        return np.array([getattr(each, name) for each in (self.whole, self.first, self.second)])
 
     def sum(self, call: int) -> Sketch:
         """Returns the sketch of an `apply` of the whole, if it is the sum of those of parts."""
@@ -167,14 +168,10 @@ class Trials:
         @contextmanager
         def patches(begin: tf.Tensor, end: tf.Tensor, switch: tf.Tensor) -> Iterator[None]:
             self._switches = compat.Switches(switch)
-            with (
-                compat.noise_alike(),
-                compat.batch_norm_in_inference(),
-                self._switches.installed(),
-            ):
+            with compat.noise_alike(), compat.batch_norm_in_inference(), self._switches.installed():
                 yield
 
-        self._probe = Probe(strategy, replica, (tf.int64, tf.int64, tf.int64), patches)
+        self._probe = Probe(strategy, replica, patches, (tf.int64, tf.int64, tf.int64))
 
     @property
     def is_double(self) -> bool:

@@ -53,7 +53,6 @@ def largest_error(
 
     # Two probes, because both must start from the same state of the random generators.
     (found, _), (expected, _) = (
-        Probe(strategy, function, patches=compat.noise_alike).run()
-        for function in (weighted, whole)
+        Probe(strategy, function, compat.noise_alike).run() for function in (weighted, whole)
     )
     return max(deviation(e, f) for e, f in zip(expected, found, strict=True))

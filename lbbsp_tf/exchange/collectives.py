@@ -64,7 +64,5 @@ class MirroredCollectives:
         return self._strategy.run(replica, args=(slots,))
 
 
-@functools.cache
-def mirrored_collectives(strategy: tf.distribute.Strategy) -> MirroredCollectives:
-    """Returns the collectives of a multi-worker strategy, always the same ones."""
-    return MirroredCollectives(strategy)
+mirrored_collectives = functools.cache(MirroredCollectives)
+"""Returns the collectives of a strategy, always the same ones."""

@@ -214,15 +214,12 @@ class ReplicaStep:
 def _all_reduce(tensors: Gradients) -> list[Gradient]:
     """Sums tensors over workers, one dtype at a time, because TensorFlow concatenates them."""
     context = tf.distribute.get_replica_context()
-    results: list[Gradient] = [None] * len(tensors)
+    summed: dict[int, Gradient] = {}
     for dtype in dict.fromkeys(t.dtype for t in tensors):
-        places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-        summed = type(context).all_reduce(
-            context, tf.distribute.ReduceOp.SUM, [tensors[i] for i in places]
-        )
-        for place, tensor in zip(places, summed, strict=True):
-            results[place] = tensor
-    return results
+        alike = {i: t for i, t in enumerate(tensors) if t.dtype == dtype}
+        sums = type(context).all_reduce(context, tf.distribute.ReduceOp.SUM, [*alike.values()])
+        summed.update(zip(alike, sums, strict=True))
+    return [summed[i] for i in range(len(tensors))]
 
 
 def _call(
