@@ -10,12 +10,7 @@ from lbbsp_tf.compat.metrics import intercepted_scalars, take_whole_batches, wit
 from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply, sum_gradients
 from lbbsp_tf.compat.outputs import write_once_per_job
 from lbbsp_tf.compat.probing import batch_norm_in_inference, intercepted_gradients, noise_alike
-from lbbsp_tf.compat.random import (
-    forget_global_seed,
-    has_global_seed,
-    noise_of_replica,
-    shared_global_seed,
-)
+from lbbsp_tf.compat.random import forget_global_seed, has_global_seed, shared_global_seed
 from lbbsp_tf.compat.replicas import STRATEGIES, one_replica_view
 from lbbsp_tf.compat.state import (
     add_to_logs,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lbbsp_tf import compat
+from lbbsp_tf.compat.random import noise_of_replica
 from lbbsp_tf.compat.values import GONE, IN_CONTEXT, IN_PLACE, NOT_NEEDED, noted
 
 
@@ -41,7 +42,7 @@ def inventory() -> Iterator[State]:
         "vectors of `add_loss`": lambda: compat.added_vectors_scaled(tf.ones(()), row),
         "scalars of metrics": lambda: compat.intercepted_scalars(lambda *both: both),
         "gradients of tapes": lambda: compat.intercepted_gradients(lambda *_: None),
-        "noise of each replica": lambda: compat.noise_of_replica(0),
+        "noise of each replica": lambda: noise_of_replica(0),
         "traces of each step": compat.fresh_traces,
         "proof of the loss: noise": compat.noise_alike,
         "proof of the loss: batch normalisation": compat.batch_norm_in_inference,

@@ -16,20 +16,15 @@ from lbbsp_tf.rows import Batch, count_rows
 
 Factor: TypeAlias = "Callable[[tf.Tensor, str], tf.Tensor]"
 
-_WEIGHTED_MEAN = "mean_with_sample_weight"
-_MEANS = ("mean", "sum_over_batch_size")
-_UNDER_MASK = "a mask reaches the loss"
-_OVER_WEIGHTS = "the loss is divided by the sum of the sample weights"
-
 
 def _scaled_mask(
     factor: Factor, apply_mask: Method, sample_weight: Nest, mask: Nest, dtype: str, reduction: str
 ) -> tf.Tensor | None:
     weight = apply_mask(sample_weight, mask, dtype, reduction)
-    if mask is None or reduction not in _MEANS:
+    if mask is None or reduction not in ("mean", "sum_over_batch_size"):
         return weight
     tokens = tf.reduce_sum(tf.cast(mask, tf.float64))
-    return weight * tf.cast(factor(tokens, _UNDER_MASK), weight.dtype)
+    return weight * tf.cast(factor(tokens, "a mask reaches the loss"), weight.dtype)
 
 
 def _scaled_by_weights(
@@ -40,10 +35,11 @@ def _scaled_by_weights(
     reduction: str = "mean",
 ) -> tf.Tensor:
     loss = reduce(values, sample_weight, reduction)
-    if reduction != _WEIGHTED_MEAN or sample_weight is None:
+    if reduction != "mean_with_sample_weight" or sample_weight is None:
         return loss
     tokens = tf.reduce_sum(tf.cast(sample_weight, tf.float64))
-    return loss * tf.cast(factor(tokens, _OVER_WEIGHTS), loss.dtype)
+    scale = factor(tokens, "the loss is divided by the sum of the sample weights")
+    return loss * tf.cast(scale, loss.dtype)
 
 
 token_means_scaled = PerThread(

@@ -20,13 +20,11 @@ from lbbsp_tf.compat.values import Method, Nest, PerThread
 STRATEGIES = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.MirroredStrategy)
 """Strategies with several replicas that `LoadBalancer` supports."""
 
-_MACHINERY = "tensorflow.python.distribute"
-
 
 def _one_replica(_: bool, original: Method, self: StrategyBase | ReplicaContextBase) -> int:
     # TensorFlow reads the same property to average the values of variables over replicas.
     caller = sys._getframe(3).f_globals.get("__name__", "")  # of the property, see `values.patch`
-    return original(self) if caller.startswith(_MACHINERY) else 1
+    return original(self) if caller.startswith("tensorflow.python.distribute") else 1
 
 
 _viewed = PerThread(

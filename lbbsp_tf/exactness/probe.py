@@ -184,12 +184,11 @@ def sketches_as_one_process(
         sketches.append(sketch_of(gradients))
         return [summed(gradient) for gradient in gradients]
 
+    context = tf.distribute.get_replica_context()
+    local_sum = lambda op, value, options=None: value  # noqa: E731
+    alone = compat.replaced(context, "all_reduce", local_sum)
     with ExitStack() as stack:
-        for patch in patches:
+        for patch in (*patches, compat.intercepted_apply(keep), alone):
             stack.enter_context(patch)
-        stack.enter_context(compat.intercepted_apply(keep))
-        context = tf.distribute.get_replica_context()
-        local_sum = lambda op, value, options=None: value  # noqa: E731
-        stack.enter_context(compat.replaced(context, "all_reduce", local_sum))
         train_step(batch)
     return sketches

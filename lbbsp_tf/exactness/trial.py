@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -179,29 +180,25 @@ class Trials:
         sketches, *_ = self._probe.outputs
         return all(sketch.dtype == tf.float64 for sketch in sketches)
 
-    def splits(self) -> list[Split]:
-        """Tries the step on the batch and on two parts of it, cut at two places."""
+    def splits(self, switch: int = _AS_IT_IS, fractions: Sequence[int] = (3, 2)) -> list[Split]:
+        """Tries the step on the batch and on two parts of it, cut at each of some places."""
         rows = self._rows
-        whole, rotated = self._try(0, rows), self._try(rows, 2 * rows)
+        try_ = partial(self._try, switch)
+        whole, rotated = try_(0, rows), try_(rows, 2 * rows)
         return [
-            Split(rows, cut, whole, self._try(0, cut), self._try(cut, rows), rotated)
-            for cut in (max(1, rows // 3), max(1, rows // 2))
+            Split(rows, cut, whole, try_(0, cut), try_(cut, rows), rotated)
+            for cut in (max(1, rows // fraction) for fraction in fractions)
         ]
 
     def scaled_split(self) -> Split:
         """Tries the step with gradients with respect to variables multiplied by a large number."""
-        return self._split(_SCALED)
+        return self.splits(_SCALED, (3,))[0]
 
     def switched_splits(self) -> Iterator[Split]:
         """Tries the step with each weight made large and each condition inverted, in turn."""
         for switch in self._switches.numbers():
             with suppress(tf.errors.InvalidArgumentError):  # such as an index that is too large
-                yield self._split(switch)
-
-    def _split(self, switch: int) -> Split:
-        rows, cut = self._rows, max(1, self._rows // 3)
-        parts = ((0, rows), (0, cut), (cut, rows), (rows, 2 * rows))
-        return Split(rows, cut, *(self._try(*part, switch) for part in parts))
+                yield from self.splits(switch, (3,))
 
     def _and_rotated(self, tensor: Batch) -> Batch:
         """Returns the rows, and then the same rows from another one on."""
@@ -210,6 +207,6 @@ class Trials:
         rotated = (slice_rows(tensor, start, end), slice_rows(tensor, zero, start))
         return concatenate_rows(tensor, *rotated)
 
-    def _try(self, begin: int, end: int, switch: int = _AS_IT_IS) -> Trial:
-        (sketches, scalars, targets), written = self._probe.run(begin, end, switch)
-        return Trial(sketches, [*map(float, scalars)], [*map(float, targets)], written)
+    def _try(self, switch: int, begin: int, end: int) -> Trial:
+        found, written = self._probe.run(begin, end, switch)
+        return Trial(*found, written)

@@ -20,6 +20,7 @@ from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Method, Nest, replaced
 from lbbsp_tf.compat.metrics import whole_batches
+from lbbsp_tf.compat.random import noise_of_replica
 from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.step.weighting import Weighting
@@ -104,7 +105,7 @@ class ReplicaStep:
             stack.enter_context(compat.intercepted_scalars(self._scalar))
             stack.enter_context(compat.intercepted_gradients(self._gradient))
             if self._keep is None:
-                stack.enter_context(compat.noise_of_replica(self._session.rank))
+                stack.enter_context(noise_of_replica(self._session.rank))
             stack.enter_context(compat.intercepted_apply(self._apply))
             stack.enter_context(self._timed_collectives())
             stack.enter_context(whole_batches((share, self._collective)))
