@@ -51,6 +51,13 @@ def is_stock(model: keras.Model, *names: str) -> bool:
     return all(getattr(type(model), name) is getattr(keras.Model, name) for name in names)
 
 
+def is_of_keras(code: object) -> bool:
+    """Returns whether a function, or an object and what it wraps, are of Keras."""
+    wrapped = getattr(code, "_fn", None) or getattr(code, "fn", None)
+    own = code if hasattr(code, "__code__") else type(code)
+    return own.__module__.startswith("keras.") and (wrapped is None or is_of_keras(wrapped))
+
+
 def require_targets(model: keras.Model, batch: Nest) -> None:
     """Raises an error if Keras would compute the loss of a model without targets."""
     has_loss = getattr(model, "_compile_loss", None) is not None

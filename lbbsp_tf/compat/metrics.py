@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.trainers.compile_utils import CompileMetrics
 
+from lbbsp_tf.compat.fitting import is_of_keras
 from lbbsp_tf.compat.replicas import mean_over_replicas
 from lbbsp_tf.compat.values import Method, Nest, PerThread, is_patched, patched
 
@@ -131,10 +132,3 @@ def _warn_of(name: str) -> None:
             name,
             LARGEST_BYTES >> 10,
         )
-
-
-def is_of_keras(code: object) -> bool:
-    """Returns whether a function, or an object and what it wraps, are of Keras."""
-    wrapped = getattr(code, "_fn", None) or getattr(code, "fn", None)
-    own = code if hasattr(code, "__code__") else type(code)
-    return own.__module__.startswith("keras.") and (wrapped is None or is_of_keras(wrapped))

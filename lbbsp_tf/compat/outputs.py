@@ -38,9 +38,6 @@ _PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
 }
 """Attributes of Keras's callbacks with the paths to which they write."""
 
-_DELETED = "Hit NotFoundError when deleting"
-"""Warning of a `CheckpointManager` whose old file another worker has deleted."""
-
 
 def write_once_per_job(rank: int) -> None:
     """Makes Keras's callbacks write to their paths on the chief only, and saves atomic."""
@@ -111,4 +108,5 @@ def _save_checkpoint(save: Method, saver: TrackableSaver, file_prefix: str, **op
 
 
 def _is_not_of_deleted(record: logging.LogRecord) -> bool:
-    return _DELETED not in record.getMessage()
+    # Of a `CheckpointManager` whose old file another worker has deleted.
+    return "Hit NotFoundError when deleting" not in record.getMessage()

@@ -57,8 +57,7 @@ def start_at_batch(epochs: EpochIterator, batch: int) -> None:
 
 def running_callbacks() -> Callbacks:
     """Returns all callbacks of the fit whose `on_train_begin` is running in this thread."""
-    running = running_list()
-    return [] if running is None else running.callbacks
+    return getattr(_callbacks.value, "callbacks", [])
 
 
 def running_list() -> keras.callbacks.CallbackList | None:

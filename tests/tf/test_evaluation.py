@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from lbbsp_tf import compat
 from lbbsp_tf.compat.evaluation import Kind, ReplicaRows, Rows, has_mean_loss, rows_of, split_rows
-from lbbsp_tf.compat.metrics import is_of_keras, is_whole, whole_batches
+from lbbsp_tf.compat.fitting import is_of_keras
+from lbbsp_tf.compat.metrics import is_whole, whole_batches
 from lbbsp_tf.exactness.effects import kinds_of_evaluated
 
 
