@@ -10,12 +10,10 @@ Keras's own moments (``BatchNormalization(synchronized=True)``)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import keras
 import tensorflow as tf
 
-from lbbsp_tf.compat.values import patch_broken
+from lbbsp_tf.compat.values import Method, patch_broken
 
 BatchNormalization = keras.layers.BatchNormalization
 
@@ -26,24 +24,12 @@ def synchronize_moments() -> None:
 
 
 def _moments(
-    local_moments: Callable[..., tuple[tf.Tensor, tf.Tensor]],
-    layer: BatchNormalization,
-    inputs: tf.Tensor,
-    mask: tf.Tensor | None,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
-    if context is None or not layer.synchronized:
-        return local_moments(layer, inputs, mask)
-    return _global_moments(layer, context, inputs, mask)
-
-
-def _global_moments(
-    layer: BatchNormalization,
-    context: tf.distribute.ReplicaContext,
-    inputs: tf.Tensor,
-    mask: tf.Tensor | None,
+    original: Method, layer: BatchNormalization, inputs: tf.Tensor, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns mean and variance by channel of the batches of all replicas together."""
+    context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
+    if context is None or not layer.synchronized:
+        return original(layer, inputs, mask)
     axes = layer._reduction_axes
     channels = [1] * len(inputs.shape)
     channels[layer.axis] = -1

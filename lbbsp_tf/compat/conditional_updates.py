@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
-from lbbsp_tf.compat.values import Nest, patch_broken
+from lbbsp_tf.compat.values import Method, Nest, patch_broken
 
 
 def allow_conditional_updates() -> None:
@@ -26,8 +26,10 @@ def allow_conditional_updates() -> None:
     patch_broken(TFOptimizer, "_backend_apply_gradients", "ops.cond(", _apply_gradients)
 
 
-def _apply_gradients(apply: Callable[..., None], *args: object, **options: object) -> None:
-    if _updates_need_merge_call():
+def _apply_gradients(apply: Method, *args: object, **options: object) -> None:
+    distribute = tf.distribute
+    in_replica = distribute.has_strategy() and not distribute.in_cross_replica_context()
+    if in_replica and not tf.__internal__.distribute.strategy_supports_no_merge_call():
         apply = _with_cond_of_replicas(apply)
     apply(*args, **options)
 
@@ -61,12 +63,3 @@ def _cond_of_replicas(
 
 def _call(function: Callable[[], Nest]) -> None:
     function()
-
-
-def _updates_need_merge_call() -> bool:
-    """Returns whether this is a replica of a strategy that updates variables by `merge_call`."""
-    return (
-        tf.distribute.has_strategy()
-        and not tf.distribute.in_cross_replica_context()
-        and not tf.__internal__.distribute.strategy_supports_no_merge_call()
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import re
 import signal
 import threading
@@ -13,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.options.env import DEVICES_REMEDY
-from lbbsp_tf.compat.values import patch
+from lbbsp_tf.compat.values import Method, patch_broken
 
 HEARTBEAT_MILLISECONDS = 24_000
 """Time after which TensorFlow itself ends a job whose worker is silent.
@@ -27,14 +26,11 @@ FAILED = "has failed: see its output"
 
 def be_patient() -> None:
     """Makes strategies that are created from now on leave silent workers to our heartbeats."""
-    known = inspect.signature(context.Context.configure_coordination_service).parameters
-    if "heartbeat_timeout_in_ms" in known:
-        patch(context.Context, "configure_coordination_service", _configure)
+    name, sign = "configure_coordination_service", "heartbeat_timeout_in_ms"
+    patch_broken(context.Context, name, sign, _configure)
 
 
-def _configure(
-    original: Callable[..., None], self: context.Context, *args: object, **options: object
-) -> None:
+def _configure(original: Method, self: context.Context, *args: object, **options: object) -> None:
     if len(args) < 5:  # as a positional argument, the time is the fifth
         options.setdefault("heartbeat_timeout_in_ms", HEARTBEAT_MILLISECONDS)
     original(self, *args, **options)

@@ -9,10 +9,11 @@ whose result is discarded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -23,28 +24,16 @@ from lbbsp_core.runtime.exchange.digest import SAMPLES
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import rank_and_workers
+from lbbsp_tf.compat.fitting import is_of_keras, is_stock
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
-from lbbsp_tf.compat.metrics import (
-    intercepted_scalars,
-    is_of_keras,
-    is_whole,
-    take_whole_batches,
-    whole_batches,
-)
+from lbbsp_tf.compat.metrics import intercepted_scalars, is_whole, take_whole_batches, whole_batches
 from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.state import set_last_rows
 from lbbsp_tf.compat.tracing import fresh_traces
-from lbbsp_tf.compat.values import (
-    Nest,
-    PerThread,
-    is_patched,
-    local,
-    patch,
-    patched,
-    replaced,
-)
+from lbbsp_tf.compat.values import Method, Nest, is_patched, local, patch, patched, replaced
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 
+Trainer, Epochs = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
 Logs = Mapping[str, object]
 
 
@@ -55,9 +44,6 @@ class Kind(IntEnum):
     SUM = 1
     SUM_AND_REGULARISERS = 2
     OTHER = 3
-
-
-_local_only = PerThread()
 
 
 class ReplicaRows(NamedTuple):
@@ -81,14 +67,15 @@ def patch_evaluation(
     samples that were read, and `kinds` a batch, to tell what the scalars of a `test_step` are, in
     order.
     """
-    trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
-    patch(iterator, "__init__", partial(_iterate_over_rows, check_all_call))
-    patch(iterator, "catch_stop_iteration", partial(_then_checked, check_samples))
-    for kind, on_rows in (("test", partial(_test_on_rows, kinds)), ("predict", _predict_on_rows)):
-        made_once = partial(_make_once, f"{kind}_function", on_rows)
-        patch(trainer, f"make_{kind}_function", made_once)
-    patch(trainer, "predict_on_batch", _predict_locally)
-    patch(trainer, "_get_metrics_result_or_logs", partial(_agree_on_logs, global_logs))
+    patch(Epochs, "__init__", partial(_iterate_over_rows, check_all_call))
+    patch(Epochs, "catch_stop_iteration", partial(_then_checked, check_samples))
+    for name, replacement in (
+        ("make_test_function", partial(_make_test_function, kinds)),
+        ("make_predict_function", _make_predict_function),
+        ("predict_on_batch", _predict_locally),
+        ("_get_metrics_result_or_logs", partial(_agree_on_logs, global_logs)),
+    ):
+        patch(Trainer, name, partial(_if_several, replacement))
 
 
 class Rows:
@@ -149,15 +136,14 @@ def rows_of(batch: Nest, place: tf.Tensor, replicas: int) -> ReplicaRows:
     return ReplicaRows(tf.nest.pack_sequence_as(batch, cut), stop - start, total)
 
 
-class RowsStep:
-    """Wraps `test_step` or `predict_step` for `strategy.run`."""
+class TestStep:
+    """Wraps the `test_step` of a model for `strategy.run`."""
 
-    def __init__(self, model: keras.Model, step: Callable[[Nest], Nest]) -> None:
-        self._model = model
-        self._step = step
-        self.kinds: Sequence[Kind] = ()
+    def __init__(self, model: keras.Model) -> None:
+        self._model, self._step = model, model.test_step
+        self.kinds: Sequence[Kind] | None = None
 
-    def test(self, data: Nest) -> tuple[Nest, tf.Tensor]:
+    def __call__(self, data: Nest) -> tuple[Nest, tf.Tensor]:
         """Updates the metrics with this replica's rows; returns the logs and the rows."""
         if not isinstance(data, ReplicaRows):  # a data set that the user has distributed
             with one_replica_view():
@@ -168,7 +154,7 @@ class RowsStep:
         for variable, value in before:
             if not is_whole(variable):
                 variable.assign(tf.where(data.rows == 0, value, variable.value))
-        if type(self._model).test_step is not keras.Model.test_step:
+        if not is_stock(self._model, "test_step"):
             logs = mean_over_replicas(logs, tf.cast(data.rows / data.total, tf.float64))
         return logs, data.rows
 
@@ -184,11 +170,9 @@ class RowsStep:
             total = context.all_reduce(tf.distribute.ReduceOp.SUM, tokens)
             return tf.math.divide_no_nan(tokens, total) / divisor
 
-        kinds = iter(self.kinds)
+        kinds = iter(self.kinds or ())
 
-        def scalar(
-            value: tf.Tensor, weight: tf.Tensor | None
-        ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        def scalar(value: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, Nest]:
             kind = next(kinds, Kind.MEAN)
             if kind in (Kind.SUM, Kind.SUM_AND_REGULARISERS):
                 own = regularisation(self._model) if kind == Kind.SUM_AND_REGULARISERS else 0.0
@@ -202,31 +186,25 @@ class RowsStep:
             added_vectors_scaled(1.0 / divisor, first_leaf(data.batch)),
             intercepted_scalars(scalar),
             token_means_scaled(token_factor),
-            whole_batches(fraction, lambda tensors, run: run(tensors)),
+            whole_batches((fraction, lambda tensors, run: run(tensors))),
         ):
             yield
 
-    def predict(self, data: Nest) -> Nest:
-        """Returns the predictions of this replica's rows."""
-        if not isinstance(data, ReplicaRows):
-            return self._step(data)
-        outputs = self._step(data.batch)
-        kept = tf.cast(data.rows > 0, tf.int64)
-        return keras.tree.map_structure(
-            lambda output: (
-                slice_rows(output, 0, kept * count_rows(output)) if has_rows(output) else output
-            ),
-            outputs,
-        )
+
+def _predict_rows(predict_step: Callable[[Nest], Nest], data: Nest) -> Nest:
+    """Returns the predictions of a replica's rows."""
+    if not isinstance(data, ReplicaRows):
+        return predict_step(data)
+    kept = tf.cast(data.rows > 0, tf.int64)
+    return keras.tree.map_structure(
+        lambda leaf: slice_rows(leaf, 0, kept * count_rows(leaf)) if has_rows(leaf) else leaf,
+        predict_step(data.batch),
+    )
 
 
 def has_mean_loss(model: keras.Model) -> bool:
     """Returns whether a model's test step and losses are Keras's own, and means over samples."""
-    is_stock = all(
-        getattr(type(model), name) is getattr(keras.Model, name)
-        for name in ("test_step", "compute_loss")
-    )
-    return is_stock and all(
+    return is_stock(model, "test_step", "compute_loss") and all(
         loss is None
         or isinstance(loss, str)
         or (is_of_keras(loss) and getattr(loss, "reduction", "mean") not in ("sum", None))
@@ -240,32 +218,25 @@ def regularisation(model: keras.Model) -> tf.Tensor:
 
 
 def _iterate_over_rows(
-    check_all_call: Callable[[int], None],
-    original: Callable[..., None],
-    self: keras_trainer.TFEpochIterator,
-    distribute_strategy: tf.distribute.Strategy | None = None,
-    *args: object,
-    **options: object,
+    check_all_call: Method, original: Method, self: Epochs, *args: Nest, **options: Nest
 ) -> None:
     """Replaces the constructor of Keras's iterator over epochs."""
+    strategy = options.get("distribute_strategy")
     distributed = isinstance(options.get("x"), tf.distribute.DistributedDataset)
     training = "class_weight" in options  # only `fit` passes it
-    if training or distributed or not _has_replicas(distribute_strategy):
-        original(self, distribute_strategy, *args, **options)
+    if training or distributed or not _has_replicas(strategy):
+        original(self, *args, **options)
         return
-    EpochIterator.__init__(self, *args, **options)
-    self._distribute_strategy = distribute_strategy
+    del options["distribute_strategy"]
+    EpochIterator.__init__(self, **options)
+    self._distribute_strategy = strategy
     with current_activity().during(Activity.MEETING):
         check_all_call(self.num_batches or 0)
-    self._distributed_dataset = Rows(self.data_adapter.get_tf_dataset(), distribute_strategy)
+    self._distributed_dataset = Rows(self.data_adapter.get_tf_dataset(), strategy)
 
 
 @contextmanager
-def _then_checked(
-    check_samples: Callable[[list[Nest]], None],
-    original: Callable[..., AbstractContextManager[None]],
-    epochs: keras_trainer.TFEpochIterator,
-) -> Iterator[None]:
+def _then_checked(check_samples: Method, original: Method, epochs: Epochs) -> Iterator[None]:
     """Replaces `catch_stop_iteration`, the context in which Keras iterates over an epoch."""
     with original(epochs):
         yield
@@ -273,92 +244,59 @@ def _then_checked(
         check_samples(epochs._distributed_dataset.samples)
 
 
-def _make_once(
-    name: str,
-    make: Callable[[keras_trainer.TensorFlowTrainer, Callable[[], None]], Callable[..., Nest]],
-    original: Callable[..., None],
-    model: keras_trainer.TensorFlowTrainer,
-    force: bool = False,
+def _if_several(
+    replacement: Method, original: Method, model: Trainer, *args: object, **options: object
+) -> Any:
+    """Calls the replacement of a method where batches are split among replicas."""
+    if _has_replicas(model.distribute_strategy):
+        return replacement(original, model, *args, **options)
+    return original(model, *args, **options)
+
+
+def _make_test_function(
+    kinds: Method, original: Method, model: Trainer, force: bool = False
 ) -> None:
-    """Replaces `make_test_function` or `make_predict_function`, which set the attribute `name`."""
-    if not _has_replicas(model.distribute_strategy):
-        original(model, force)
+    if is_patched(model.test_function) and not force:
         return
-    known = getattr(model, name)
-    if force or known is None or not is_patched(known):  # it may be of before the patch
-        setattr(model, name, patched(make(model, lambda: original(model, force=True))))
-
-
-def _test_on_rows(
-    kinds: Callable[[keras.Model, Nest], Sequence[Kind]],
-    model: keras_trainer.TensorFlowTrainer,
-    make: Callable[[], None],
-) -> Callable[[Iterator[Nest]], Nest]:
-    """Returns the function of a step of `evaluate`."""
     take_whole_batches(model)
-    step, is_known = RowsStep(model, model.test_step), False
-    with replaced(model, "test_step", step.test):
-        make()
+    step = TestStep(model)
+    with replaced(model, "test_step", step):
+        original(model, force=True)
     function = model.test_function
 
     def test_function(iterator: Iterator[Nest]) -> Nest:
-        nonlocal is_known
-        logs = None
-        for _, data in zip(range(model.steps_per_execution), iterator, strict=False):
-            if not is_known and isinstance(data, ReplicaRows):
-                batch = local(model.distribute_strategy, data.batch)
-                step.kinds, is_known = kinds(model, batch), True
-            logs, rows = function(iter([data]))
-            set_last_rows(model, rows)
-        if logs is None:
-            raise StopIteration
+        data = next(iterator)
+        if step.kinds is None and isinstance(data, ReplicaRows):
+            step.kinds = kinds(model, local(model.distribute_strategy, data.batch))
+        logs, rows = function(chain([data], iterator))
+        set_last_rows(model, rows)
         return logs
 
-    return test_function
+    model.test_function = patched(test_function)
 
 
-def _predict_on_rows(
-    model: keras_trainer.TensorFlowTrainer, make: Callable[[], None]
-) -> Callable[[Nest], Nest]:
-    """Returns the function of a step of `predict`."""
-    functions = []
-    for _ in range(2):  # for rows, and for `predict_on_batch`: they differ in their traces
-        make()
-        functions.append(model.predict_function)
+def _make_predict_function(original: Method, model: Trainer, force: bool = False) -> None:
+    if is_patched(model.predict_function) and not force:
+        return
+    original(model, force=True)
+    function = model.predict_function
 
     def predict_function(data: Nest) -> Nest:
-        if _local_only.value:
-            with replaced(keras_trainer, "reduce_per_replica", _local_part):
-                return functions[1](data)
         # Keras looks the step up when it traces, not when it makes the function.
-        with replaced(model, "predict_step", RowsStep(model, model.predict_step).predict):
-            return functions[0](data)
+        with replaced(model, "predict_step", partial(_predict_rows, model.predict_step)):
+            return function(data)
 
-    return predict_function
+    model.predict_function = patched(predict_function)
 
 
-def _predict_locally(
-    original: Callable[..., Nest], model: keras_trainer.TensorFlowTrainer, x: Nest
-) -> Nest:
+def _predict_locally(_: object, model: Trainer, x: Nest) -> Nest:
     """Replaces `predict_on_batch`, whose rows every worker passes, and gets, for itself."""
-    with _local_only.set(True):
-        return original(model, x)
+    outputs = model.predict_step((x,))
+    return keras.tree.map_structure(keras_trainer.convert_to_np_if_not_ragged, outputs)
 
 
-def _local_part(values: Nest, strategy: tf.distribute.Strategy, reduction: str) -> Nest:
-    """Returns what the first replica of this process has computed."""
-    return local(strategy, values)
-
-
-def _agree_on_logs(
-    global_logs: Callable[[keras.Model, Logs], Logs],
-    original: Callable[..., Logs],
-    model: keras_trainer.TensorFlowTrainer,
-    logs: Logs,
-) -> Logs:
+def _agree_on_logs(global_logs: Method, original: Method, model: Trainer, logs: Logs) -> Logs:
     """Replaces `_get_metrics_result_or_logs`, which returns the logs of an epoch."""
-    if not _has_replicas(model.distribute_strategy):
-        return original(model, logs)
     with current_activity().during(Activity.MEETING):  # results of metrics are global
         result = original(model, logs)
     return global_logs(model, logs) if result is logs else result

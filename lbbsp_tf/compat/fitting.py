@@ -7,32 +7,28 @@ value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from lbbsp_tf.compat.state import patch_epochs
-from lbbsp_tf.compat.values import Nest, local, patch, patch_broken
+from lbbsp_tf.compat.values import Method, Nest, local, patch, patch_broken
+
+Trainer = keras_trainer.TensorFlowTrainer
 
 
 def patch_keras() -> None:
     """Makes `fit`, `evaluate` and validation run under MultiWorkerMirroredStrategy."""
-    trainer = keras_trainer.TensorFlowTrainer
     sign = "distribute_strategy.reduce("
-    patch_broken(trainer, "_maybe_symbolic_build", sign, _build_from_local_batch)
+    patch_broken(Trainer, "_maybe_symbolic_build", sign, _build_from_local_batch)
     sign = 'strategy.reduce("MEAN", v, axis=0)'
     patch_broken(keras_trainer, "reduce_per_replica", sign, _reduce_locally)
-    patch(trainer, "get_metrics_result", _metrics_without_variables)
+    patch(Trainer, "get_metrics_result", _metrics_without_variables)
     patch_epochs()
 
 
 def _build_from_local_batch(
-    _: Callable[..., None],
-    self: keras_trainer.TensorFlowTrainer,
-    iterator: Nest = None,
-    data_batch: Nest = None,
+    _: object, self: Trainer, iterator: Nest = None, data_batch: Nest = None
 ) -> None:
     """Builds the model; replaces `_maybe_symbolic_build`, which reduces a tuple of values."""
     if self._distribute_strategy is None:
@@ -50,15 +46,23 @@ def _local_spec(spec: Nest) -> Nest:
     return keras.tree.map_structure(lambda each: getattr(each, "_value_specs", [each])[0], spec)
 
 
+def is_stock(model: keras.Model, *names: str) -> bool:
+    """Returns whether methods of a model are Keras's own."""
+    return all(getattr(type(model), name) is getattr(keras.Model, name) for name in names)
+
+
+def is_of_keras(code: object) -> bool:
+    """Returns whether a function, or an object and what it wraps, are of Keras."""
+    wrapped = getattr(code, "_fn", None) or getattr(code, "fn", None)
+    own = code if hasattr(code, "__code__") else type(code)
+    return own.__module__.startswith("keras.") and (wrapped is None or is_of_keras(wrapped))
+
+
 def require_targets(model: keras.Model, batch: Nest) -> None:
     """Raises an error if Keras would compute the loss of a model without targets."""
-    trainer = keras_trainer.TensorFlowTrainer
-    is_stock = all(
-        getattr(type(model), name) is getattr(trainer, name)
-        for name in ("train_step", "compute_loss")
-    )
-    targets = keras.utils.unpack_x_y_sample_weight(batch)[1]
-    if is_stock and targets is None and getattr(model, "_compile_loss", None) is not None:
+    has_loss = getattr(model, "_compile_loss", None) is not None
+    has_targets = keras.utils.unpack_x_y_sample_weight(batch)[1] is not None
+    if has_loss and not has_targets and is_stock(model, "train_step", "compute_loss"):
         raise ValueError(
             "the model was compiled with a loss, and the data have no targets y: pass them, as in "
             "balancer.dataset(x, y), or let the elements of the data set be (x, y)"
@@ -73,9 +77,9 @@ def build(model: keras.Model, batch: Nest) -> None:
     created when the step is traced.
     """
     require_targets(model, batch)
-    has_step = type(model).train_step is not keras_trainer.TensorFlowTrainer.train_step
+    has_step = not is_stock(model, "train_step")
     with model.distribute_strategy.scope():
-        if not has_step or type(model).call is not keras.Model.call:
+        if not has_step or not is_stock(model, "call"):
             try:
                 model._symbolic_build(data_batch=batch)
                 return
@@ -92,7 +96,7 @@ def build(model: keras.Model, batch: Nest) -> None:
 
 
 def _reduce_locally(
-    reduce: Callable[..., Nest], values: Nest, strategy: tf.distribute.Strategy, reduction: str
+    reduce: Method, values: Nest, strategy: tf.distribute.Strategy, reduction: str
 ) -> Nest:
     """Replaces `reduce_per_replica`, which averages scalars over an axis that they do not have."""
     if reduction == "auto" and keras_trainer._collective_all_reduce_multi_worker(strategy):
@@ -100,9 +104,7 @@ def _reduce_locally(
     return reduce(values, strategy, reduction)
 
 
-def _metrics_without_variables(
-    get_metrics_result: Callable[..., Nest], model: keras_trainer.TensorFlowTrainer
-) -> Nest:
+def _metrics_without_variables(get_metrics_result: Method, model: Trainer) -> Nest:
     """Replaces `get_metrics_result`, in which a metric may return its variable.
 
     Under a strategy this is a distributed variable, which the progress bar cannot convert.

@@ -7,38 +7,40 @@ a sum over samples, so each worker updates it with the rows of all of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial, wraps
-from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.trainers.compile_utils import CompileMetrics
 
+from lbbsp_tf.compat.fitting import is_of_keras
 from lbbsp_tf.compat.replicas import mean_over_replicas
-from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patch, patched
-
-Handler: TypeAlias = "Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor | None]]"
-
-Run: TypeAlias = "Callable[..., list[tf.Tensor]]"
+from lbbsp_tf.compat.values import Method, Nest, PerThread, is_patched, patched
 
 LARGEST_BYTES = 1 << 16
 """Of a sample, which each worker sends to all others for a metric written by hand."""
 
 logger = logging.getLogger("lbbsp.tf")
 
-_handler = PerThread()
-_whole = PerThread()
+
+def _with_scalar_replaced(
+    handler: Method, update: Method, metric: keras.Metric, values: Nest, sample_weight: Nest = None
+) -> None:
+    if not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0:
+        values, sample_weight = handler(values, sample_weight)
+    update(metric, values, sample_weight)
 
 
-@contextmanager
-def intercepted_scalars(handler: Handler) -> Iterator[None]:
-    """Replaces each scalar in this thread's `Mean.update_state`, and its weight."""
-    patch(keras.metrics.Mean, "update_state", _with_scalar_replaced)
-    with _handler.set(handler):
-        yield
+intercepted_scalars = PerThread((keras.metrics.Mean, "update_state", _with_scalar_replaced))
+"""Context with a handler that replaces each scalar of `Mean.update_state`, and its weight."""
+
+whole_batches = PerThread()
+"""Context in which metrics written by hand are updated with the rows of all replicas.
+
+It is given a replica's share of the rows, and a function that runs a collective of tensors.
+"""
 
 
 def with_results_of_all(train_step: Callable[[Nest], Nest]) -> Callable[[Nest], Nest]:
@@ -50,29 +52,10 @@ def with_results_of_all(train_step: Callable[[Nest], Nest]) -> Callable[[Nest], 
     def of_all(value: object) -> object:
         if not (tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating):
             return value
-        found, weight = _handler.value(value, None)
+        found, weight = intercepted_scalars.value(value, None)
         return found if weight is None else tf.cast(mean_over_replicas(found, weight), value.dtype)
 
     return lambda batch: keras.tree.map_structure(of_all, train_step(batch))
-
-
-def _with_scalar_replaced(
-    update_state: Callable[..., None],
-    metric: keras.metrics.Mean,
-    values: tf.Tensor,
-    sample_weight: tf.Tensor | None = None,
-) -> None:
-    is_scalar = not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0
-    if _handler.value is not None and is_scalar:
-        values, sample_weight = _handler.value(values, sample_weight)
-    update_state(metric, values, sample_weight)
-
-
-@contextmanager
-def whole_batches(share: tf.Tensor, run: Run) -> Iterator[None]:
-    """Updates metrics written by hand with the rows of all replicas, in this thread."""
-    with _whole.set((share, run)):
-        yield
 
 
 def take_whole_batches(model: keras.Model) -> None:
@@ -89,22 +72,22 @@ def is_whole(variable: keras.Variable) -> bool:
     return variable.value.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
-def _count_once(metric: keras.metrics.Metric, once: bool) -> None:
+def _count_once(metric: keras.Metric, once: bool) -> None:
     kinds = tf.VariableAggregation
     for variable in metric.variables:
         if hasattr(variable.value, "_aggregation"):
             variable.value._aggregation = kinds.ONLY_FIRST_REPLICA if once else kinds.SUM
 
 
-def _updating(metric: keras.metrics.Metric) -> Callable[..., None]:
+def _updating(metric: keras.Metric) -> Method:
     """Wraps `update_state` of a metric written by hand."""
     update = metric.update_state
 
     @wraps(update)
     def update_state(*args: object, **options: object) -> None:
         given, handler = (args, options), None
-        share, run = _whole.value or (None, None)
-        with _whole.set(None):  # metrics inside of it get the same
+        share, run = whole_batches.value or (None, None)
+        with whole_batches(None):  # metrics inside of it get the same
             if run is not None:
                 once = all(map(_is_small, keras.tree.flatten(given)))
                 _count_once(metric, once)
@@ -113,7 +96,7 @@ def _updating(metric: keras.metrics.Metric) -> Callable[..., None]:
                 else:
                     _warn_of(metric.name)
                     handler = lambda value, own: (value, share if own is None else own)  # noqa: E731
-            with _handler.set(handler):
+            with intercepted_scalars(handler):
                 update(*given[0], **given[1])
 
     return update_state
@@ -127,14 +110,11 @@ def _is_small(leaf: object) -> bool:
     return row.is_fully_defined() and row.num_elements() * leaf.dtype.size <= LARGEST_BYTES
 
 
-def _of_all(share: tf.Tensor, run: Run, leaf: object) -> object:
+def _of_all(share: tf.Tensor, run: Method, leaf: object) -> object:
     """Returns the rows of all replicas, or the mean of a scalar over them."""
+    if not tf.is_tensor(leaf) or leaf.shape.rank == 0:
+        return mean_over_replicas(leaf, tf.cast(share, tf.float64))
     context = tf.distribute.get_replica_context()
-    if not tf.is_tensor(leaf) or (leaf.shape.rank == 0 and not leaf.dtype.is_floating):
-        return leaf
-    if leaf.shape.rank == 0:
-        part = tf.where(share > 0, tf.cast(share, leaf.dtype) * leaf, 0)
-        return run([part], lambda parts: [context.all_reduce("SUM", parts[0])])[0]
     rows = leaf[: tf.where(share > 0, tf.shape(leaf)[0], 0)]  # else those of another replica
     (found,) = run([rows], lambda parts: [context.all_gather(parts[0], 0)])
     mask = get_keras_mask(leaf)
@@ -152,10 +132,3 @@ def _warn_of(name: str) -> None:
             name,
             LARGEST_BYTES >> 10,
         )
-
-
-def is_of_keras(code: object) -> bool:
-    """Returns whether a function, or an object and what it wraps, are of Keras."""
-    wrapped = getattr(code, "_fn", None) or getattr(code, "fn", None)
-    own = code if hasattr(code, "__code__") else type(code)
-    return own.__module__.startswith("keras.") and (wrapped is None or is_of_keras(wrapped))

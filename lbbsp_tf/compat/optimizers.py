@@ -8,17 +8,38 @@ from typing import TypeAlias
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
 from lbbsp_tf.compat.tracing import current_graph
-from lbbsp_tf.compat.values import Nest, PerThread, patch
+from lbbsp_tf.compat.values import Method, Nest, PerThread, patch
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 Gradients: TypeAlias = "Sequence[Gradient]"
 Apply: TypeAlias = "Callable[[Gradients], None] | None"
 Optimizer = keras.optimizers.Optimizer
 
-_handler = PerThread()
 _steps_in_progress: list[object] = []
+
+
+def _outermost_to_handler(
+    handler: Method, apply: Method, self: Optimizer, grads: Gradients, *args: Nest, **kw: Nest
+) -> None:
+    def proceed(gradients: Gradients) -> None:
+        # An optimizer that wraps others applies theirs, which is not the outermost any more.
+        with _handler(None):
+            apply(self, gradients, *args, **kw)
+
+    handler(list(grads), proceed)
+
+
+_OWNERS = {  # classes of Keras that have a method of their own
+    owner
+    for each in vars(keras.optimizers).values()
+    if isinstance(each, type) and issubclass(each, Optimizer)
+    for owner in each.__mro__
+    if "apply" in vars(owner)
+}
+_handler = PerThread(*((owner, "apply", _outermost_to_handler) for owner in _OWNERS))
 
 
 @contextmanager
@@ -29,23 +50,23 @@ def intercepted_apply(handler: Callable[[Gradients, Apply], Gradients]) -> Itera
     apply)`` calls ``apply(gradients)`` to continue with the optimizer's own method; it is None in
     `sum_gradients`, which returns what the handler returns.
     """
-    _patch_classes()
-    _steps_in_progress.append(handler)
+    patch(TFOptimizer, "_all_reduce_sum_gradients", _unless_intercepted)
     graph = current_graph()
 
     def in_this_graph(gradients: Gradients, apply: Apply) -> Gradients:
         if current_graph() is not graph:
             raise ValueError(
                 f"{'optimizer.apply' if apply else 'sum_gradients'} is called in a tf.function, "
-                "tf.cond or tf.while_loop inside the "
-                "train step, where gradients cannot be summed over workers: let the train step "
-                "call it itself, in every step (to apply accumulated gradients every few steps, "
-                "pass gradient_accumulation_steps to the optimizer)"
+                "tf.cond or tf.while_loop inside the train step, where gradients cannot be summed "
+                "over workers: let the train step call it itself, in every step (to apply "
+                "accumulated gradients every few steps, pass gradient_accumulation_steps to the "
+                "optimizer)"
             )
         return handler(gradients, apply)
 
+    _steps_in_progress.append(handler)
     try:
-        with _handler.set(in_this_graph):
+        with _handler(in_this_graph):
             yield
     finally:
         _steps_in_progress.remove(handler)
@@ -59,45 +80,6 @@ def sum_gradients(gradients: Nest) -> Nest:
     return keras.tree.pack_sequence_as(gradients, list(summed))
 
 
-def _patch_classes() -> None:
-    """Patches each class of Keras that defines a method of its own."""
-    for owner in _keras_optimizers():
-        if "apply" in vars(owner):
-            patch(owner, "apply", _outermost_to_handler)
-    for owner in Optimizer.__mro__:
-        if "_all_reduce_sum_gradients" in vars(owner):
-            patch(owner, "_all_reduce_sum_gradients", _unless_intercepted)
-
-
-def _keras_optimizers() -> Iterator[type]:
-    yield from (owner for owner in Optimizer.__mro__ if owner is not object)
-    waiting = [Optimizer]
-    while waiting:
-        for subclass in waiting.pop().__subclasses__():
-            waiting.append(subclass)
-            if subclass.__module__.startswith("keras."):
-                yield subclass
-
-
-def _outermost_to_handler(
-    apply: Callable[..., None],
-    optimizer: Optimizer,
-    grads: Gradients,
-    trainable_variables: Sequence[keras.Variable] | None = None,
-) -> None:
-    def proceed(gradients: Gradients) -> None:
-        # An optimizer that wraps others applies theirs, which is not the outermost any more.
-        with _handler.set(None):
-            apply(optimizer, gradients, trainable_variables)
-
-    if _handler.value is None:
-        apply(optimizer, grads, trainable_variables)
-    else:
-        _handler.value(list(grads), proceed)
-
-
-def _unless_intercepted(
-    reduce: Callable[..., object], optimizer: Optimizer, grads_and_vars: Sequence[object]
-) -> object:
+def _unless_intercepted(reduce: Method, optimizer: Optimizer, grads_and_vars: Nest) -> Nest:
     # Not by thread: a wrapping optimizer may apply the inner one in other threads.
     return list(grads_and_vars) if _steps_in_progress else reduce(optimizer, grads_and_vars)

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import tensorflow as tf
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 
 from lbbsp_core.runtime.reliability.marks import scratch_folder
-from lbbsp_tf.compat.values import patch
-
-Method: TypeAlias = "Callable[..., Any]"
+from lbbsp_tf.compat.values import Method, patch
 
 _PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.ModelCheckpoint: ("filepath",),
@@ -39,9 +37,6 @@ _PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
     ),
 }
 """Attributes of Keras's callbacks with the paths to which they write."""
-
-_DELETED = "Hit NotFoundError when deleting"
-"""Warning of a `CheckpointManager` whose old file another worker has deleted."""
 
 
 def write_once_per_job(rank: int) -> None:
@@ -91,16 +86,11 @@ def _replacing(path: Path) -> Iterator[str]:
 
 
 def _save_file(
-    save: Method,
-    model: keras.Model,
-    filepath: str,
-    overwrite: bool = True,
-    *args: Any,
-    **options: Any,
+    save: Method, model: keras.Model, filepath: str, overwrite: bool = True, *args: Any, **kw: Any
 ) -> None:
     """Replaces a method that saves a file, so that the file appears complete or not at all."""
-    if not overwrite or args or options or "://" in str(filepath):
-        save(model, filepath, overwrite, *args, **options)
+    if not overwrite or args or kw or "://" in str(filepath):
+        save(model, filepath, overwrite, *args, **kw)
         return
     with _replacing(Path(os.fspath(filepath))) as hidden:
         save(model, hidden, overwrite)
@@ -118,4 +108,5 @@ def _save_checkpoint(save: Method, saver: TrackableSaver, file_prefix: str, **op
 
 
 def _is_not_of_deleted(record: logging.LogRecord) -> bool:
-    return _DELETED not in record.getMessage()
+    # Of a `CheckpointManager` whose old file another worker has deleted.
+    return "Hit NotFoundError when deleting" not in record.getMessage()

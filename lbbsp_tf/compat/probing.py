@@ -7,9 +7,8 @@ batch normalisation treats samples separately, and gradients can be taken in ano
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
-from types import ModuleType
 
 import keras
 import numpy as np
@@ -18,7 +17,7 @@ from keras.src.utils import traceback_utils
 from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
 from lbbsp_tf.compat.tracing import current_graph
-from lbbsp_tf.compat.values import Nest, PerThread, patch, replaced
+from lbbsp_tf.compat.values import Method, Nest, PerThread, replaced, wrapped
 
 _STATELESS = (
     "stateless_random_normal_v2",
@@ -26,57 +25,48 @@ _STATELESS = (
     "stateless_random_uniform_int_v2",
     "stateless_truncated_normal_v2",
 )
-_STATEFUL: dict[str, Callable[..., tf.Tensor]] = {
+_STATEFUL: dict[str, Method] = {
     "random_standard_normal": tf.random.stateless_normal,
     "random_uniform": tf.random.stateless_uniform,
     "truncated_normal": tf.random.stateless_truncated_normal,
 }
 
 _creates_variable = PerThread()
-_tapes = PerThread()
 
 
 @contextmanager
-def noise_alike_for_all_samples() -> Iterator[None]:
+def noise_alike() -> Iterator[None]:
     """Makes random values vary along the last axis only; an order by them mixes the samples.
 
     Initial values of variables that the function creates stay as they are.
     """
 
-    def stateless(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def stateless(original: Method) -> Method:
         return lambda shape, *args, **kwargs: _along_last_axis(
             lambda last: original(last, *args, **kwargs), shape
         )
 
-    def stateful(sample: Callable[..., tf.Tensor], seed: int) -> Callable[..., tf.Tensor]:
+    def stateful(_: object, sample: Method, seed: int) -> Method:
         # A stateful operation would continue its sequence in the next run.
         return lambda shape, dtype, *_, **__: _along_last_axis(
             lambda last: sample(last, seed=(seed, 0), dtype=dtype), shape
         )
 
-    with ExitStack() as stack:
-
-        def replace(module: ModuleType, name: str, noise: Callable[..., tf.Tensor]) -> None:
-            value = _only_for_noise(noise, getattr(module, name))
-            stack.enter_context(replaced(module, name, value))
-
-        for name in _STATELESS:
-            module: ModuleType = gen_stateless_random_ops_v2
-            replace(module, name, stateless(getattr(module, name)))
-        for seed, (name, sample) in enumerate(_STATEFUL.items()):
-            replace(gen_random_ops, name, stateful(sample, seed))
-        replace(gen_random_ops, "random_shuffle", _mixed)
-        stack.enter_context(tf.variable_creator_scope(_with_marked_initial_value))
+    changed = [(gen_stateless_random_ops_v2, name, stateless) for name in _STATELESS]
+    for seed, (name, sample) in enumerate(_STATEFUL.items()):
+        changed.append((gen_random_ops, name, partial(stateful, sample=sample, seed=seed)))
+    changed.append((gen_random_ops, "random_shuffle", lambda _: _mixed))
+    places = [(module, name, partial(_only_for_noise, change)) for module, name, change in changed]
+    with wrapped(*places), tf.variable_creator_scope(_with_marked_initial_value):
         yield
 
 
-def _only_for_noise(
-    noise: Callable[..., tf.Tensor], original: Callable[..., tf.Tensor]
-) -> Callable[..., tf.Tensor]:
-    """Returns `noise`, replaced by `original` where the initial value of a variable is computed.
+def _only_for_noise(change: Callable[[Method], Method], original: Method) -> Method:
+    """Changes a random operation, but not where the initial value of a variable is computed.
 
     With equal rows, the kernel of a layer that is built in the train step would learn less.
     """
+    noise = change(original)
 
     def sample(*args: Nest, **kwargs: Nest) -> tf.Tensor:
         initial = tf.executing_eagerly() or _creates_variable.value  # eagerly: in tf.init_scope
@@ -86,19 +76,18 @@ def _only_for_noise(
 
 
 def _with_marked_initial_value(
-    create: Callable[..., tf.Variable], initial_value: Nest = None, **options: Nest
+    create: Method, initial_value: Nest = None, **options: Nest
 ) -> tf.Variable:
     """Creates a variable whose initial value is computed without changes of noise."""
 
     def marked() -> Nest:
-        with _creates_variable.set(True):
+        with _creates_variable(True):
             return initial_value()
 
     return create(initial_value=marked if callable(initial_value) else initial_value, **options)
 
 
-@contextmanager
-def batch_norm_in_inference() -> Iterator[None]:
+def batch_norm_in_inference() -> AbstractContextManager[None]:
     """Makes BatchNormalization use its moving statistics, so that it treats samples separately."""
     layer = keras.layers.BatchNormalization
     call = layer.call
@@ -109,20 +98,7 @@ def batch_norm_in_inference() -> Iterator[None]:
     ) -> tf.Tensor:
         return call(self, inputs, training=False, mask=mask)
 
-    with replaced(layer, "call", without_training):
-        yield
-
-
-@contextmanager
-def intercepted_gradients(handler: Callable[..., Nest]) -> Iterator[None]:
-    """Passes each `GradientTape.gradient` in this thread to ``handler(total, of_variables, take)``.
-
-    ``total()`` is that of the target's elements, or NaN if it is in an inner graph or has weights;
-    `of_variables` is whether all sources are variables; ``take()`` returns the gradient.
-    """
-    patch(tf.GradientTape, "gradient", _to_handler)
-    with _tapes.set((handler, current_graph())):
-        yield
+    return replaced(layer, "call", without_training)
 
 
 def whole_tracebacks() -> AbstractContextManager[None]:
@@ -131,17 +107,9 @@ def whole_tracebacks() -> AbstractContextManager[None]:
 
 
 def _to_handler(
-    gradient: Callable[..., Nest],
-    tape: tf.GradientTape,
-    target: Nest,
-    sources: Nest,
-    *args: Nest,
-    **kw: Nest,
+    value: Nest, gradient: Method, tape: Nest, target: Nest, sources: Nest, *args: Nest, **kw: Nest
 ) -> Nest:
-    take = partial(gradient, tape, target, sources, *args, **kw)
-    if _tapes.value is None:
-        return take()
-    handler, graph = _tapes.value
+    handler, graph = value
 
     def total() -> Nest:
         weights = args[0] if args else kw.get("output_gradients")
@@ -152,7 +120,19 @@ def _to_handler(
 
     flat = keras.tree.flatten(sources)
     of_variables = all(isinstance(s, keras.Variable | tf.Variable) for s in flat)
-    return handler(total, of_variables, take)
+    return handler(total, of_variables, partial(gradient, tape, target, sources, *args, **kw))
+
+
+_tapes = PerThread((tf.GradientTape, "gradient", _to_handler))
+
+
+def intercepted_gradients(handler: Method) -> AbstractContextManager[None]:
+    """Passes each `GradientTape.gradient` in this thread to ``handler(total, of_variables, take)``.
+
+    ``total()`` is that of the target's elements, or NaN if it is in an inner graph or has weights;
+    `of_variables` is whether all sources are variables; ``take()`` returns the gradient.
+    """
+    return _tapes((handler, current_graph()))
 
 
 def _along_last_axis(sample: Callable[[Sequence[int]], tf.Tensor], shape: tf.Tensor) -> tf.Tensor:

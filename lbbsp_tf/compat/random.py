@@ -9,36 +9,25 @@ noise for their samples.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 
-from lbbsp_tf.compat.values import PerThread, patch
+from lbbsp_tf.compat.values import Method, PerThread
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"  # a constant in Keras 3.14, not in 3.12
 _STRIDE = 1_000_003  # between the seeds of replicas
 
-_rank = PerThread()
 
-
-@contextmanager
-def noise_of_replica(rank: int) -> Iterator[None]:
-    """Makes this thread draw noise of its own from the random states that replicas share."""
-    patch(SeedGenerator, "next", _by_rank)
-    with _rank.set(rank):
-        yield
-
-
-def _by_rank(
-    draw: Callable[..., tf.Tensor], generator: SeedGenerator, ordered: bool = True
-) -> tf.Tensor:
+def _by_rank(rank: int, draw: Method, generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
     seed = draw(generator, ordered)
-    if not _rank.value:  # the first replica draws what a single process would draw
-        return seed
-    return seed + tf.constant([_rank.value * _STRIDE, 0], seed.dtype)
+    return seed + tf.constant([rank * _STRIDE, 0], seed.dtype)  # the first replica's is as alone
+
+
+noise_of_replica = PerThread((SeedGenerator, "next", _by_rank))
+"""Context in which a replica, by its rank, draws noise of its own from the shared states."""
 
 
 def has_global_seed() -> bool:

@@ -9,44 +9,32 @@ in a single process, whatever its form, and the step weights its gradients.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import keras
 import tensorflow as tf
 from tensorflow.python.distribute.distribute_lib import ReplicaContextBase, StrategyBase
 
-from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
+from lbbsp_tf.compat.values import Method, Nest, PerThread
 
 STRATEGIES = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.MirroredStrategy)
 """Strategies with several replicas that `LoadBalancer` supports."""
 
-_MACHINERY = "tensorflow.python.distribute"
-_viewed = PerThread()
+
+def _one_replica(_: bool, original: Method, self: StrategyBase | ReplicaContextBase) -> int:
+    # TensorFlow reads the same property to average the values of variables over replicas.
+    caller = sys._getframe(3).f_globals.get("__name__", "")  # of the property, see `values.patch`
+    return original(self) if caller.startswith("tensorflow.python.distribute") else 1
 
 
-@contextmanager
-def one_replica_view() -> Iterator[None]:
-    """Makes `num_replicas_in_sync` 1 in this thread, except for TensorFlow's own machinery.
-
-    TensorFlow reads the same property to average the values of variables over replicas.
-    """
-    for owner in (StrategyBase, ReplicaContextBase):
-        if not is_patched(owner.num_replicas_in_sync.fget):
-            owner.num_replicas_in_sync = _one_in_view(owner.num_replicas_in_sync)
-    with _viewed.set(True):
-        yield
+_viewed = PerThread(
+    *((owner, "num_replicas_in_sync", _one_replica) for owner in (StrategyBase, ReplicaContextBase))
+)
 
 
-def _one_in_view(original: property) -> property:
-    def num_replicas_in_sync(self: tf.distribute.Strategy | tf.distribute.ReplicaContext) -> int:
-        """Returns number of replicas over which gradients are aggregated."""
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if _viewed.value and not caller.startswith(_MACHINERY):
-            return 1
-        return original.fget(self)
-
-    return property(patched(num_replicas_in_sync))
+def one_replica_view() -> AbstractContextManager[None]:
+    """Makes `num_replicas_in_sync` 1 in this thread, except for TensorFlow's own machinery."""
+    return _viewed(True)
 
 
 def mean_over_replicas(logs: Nest, share: tf.Tensor) -> Nest:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -12,7 +13,7 @@ import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-from lbbsp_tf.compat.values import Nest, PerThread, patch
+from lbbsp_tf.compat.values import Method, Nest, PerThread, patch
 
 _CALLBACK_STATE: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: (
@@ -56,8 +57,7 @@ def start_at_batch(epochs: EpochIterator, batch: int) -> None:
 
 def running_callbacks() -> Callbacks:
     """Returns all callbacks of the fit whose `on_train_begin` is running in this thread."""
-    running = running_list()
-    return [] if running is None else running.callbacks
+    return getattr(_callbacks.value, "callbacks", [])
 
 
 def running_list() -> keras.callbacks.CallbackList | None:
@@ -71,7 +71,8 @@ def add_to_logs(callbacks: keras.callbacks.CallbackList, step: Values, epoch: Va
     A callback can change the logs only for those after it in the list; the user's may come first.
     """
     for name, values in zip(_HOOKS_WITH_LOGS, (step, epoch), strict=True):
-        setattr(callbacks, name, _adding(callbacks, name, values))
+        hook = getattr(type(callbacks), name)
+        setattr(callbacks, name, partial(_with_values, values, hook, callbacks))
 
 
 def stop_adding(callbacks: keras.callbacks.CallbackList) -> None:
@@ -80,18 +81,9 @@ def stop_adding(callbacks: keras.callbacks.CallbackList) -> None:
         vars(callbacks).pop(name, None)
 
 
-def _adding(
-    callbacks: keras.callbacks.CallbackList, name: str, values: Values
-) -> Callable[..., None]:
-    hook = getattr(type(callbacks), name)
-
-    def add(number: int, logs: Nest = None) -> None:
-        logs = dict(logs or {})  # a copy: Keras compares those of the step with the metrics
-        for key, value in values().items():
-            logs.setdefault(key, value)  # not in place of a metric of the user
-        hook(callbacks, number, logs)
-
-    return add
+def _with_values(values: Values, hook: Method, fit: Nest, number: int, logs: Any = None) -> None:
+    logs = logs or {}
+    hook(fit, number, {**logs, **values(), **logs})  # a metric of the user keeps its value
 
 
 def last_rows(model: keras.Model) -> int:
@@ -156,7 +148,7 @@ def _stateful(
                 yield callback, kind, names
 
 
-def _from_first_batch(enumerate_iterator: Callable[..., Nest], epochs: EpochIterator) -> Nest:
+def _from_first_batch(enumerate_iterator: Method, epochs: EpochIterator) -> Nest:
     """Replaces the generator of an epoch, which always counts from batch 0."""
     batches = enumerate_iterator(epochs)
     for _ in range(vars(epochs).pop(_FIRST, 0)):
@@ -165,11 +157,7 @@ def _from_first_batch(enumerate_iterator: Callable[..., Nest], epochs: EpochIter
 
 
 def _noted(
-    initialise: Callable[..., None],
-    self: EpochIterator,
-    x: Nest,
-    *args: object,
-    **options: object,
+    initialise: Method, self: EpochIterator, x: Nest, *args: object, **options: object
 ) -> None:
     """Notes a new iterator over epochs, which is not to warn that it ignores ``shuffle=True``.
 
@@ -183,7 +171,7 @@ def _noted(
 
 
 def _with_callbacks_noted(
-    on_train_begin: Callable[..., None], callbacks: keras.callbacks.CallbackList, logs: Nest = None
+    on_train_begin: Method, callbacks: keras.callbacks.CallbackList, logs: Nest = None
 ) -> None:
-    with _callbacks.set(callbacks):
+    with _callbacks(callbacks):
         on_train_begin(callbacks, logs)

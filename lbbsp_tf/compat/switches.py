@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -17,7 +17,7 @@ from tensorflow.python.ops import cond as cond_module
 from tensorflow.python.ops import gen_math_ops
 from tensorflow.python.ops.gen_math_ops import select_v2
 
-from lbbsp_tf.compat.values import Nest, replaced
+from lbbsp_tf.compat.values import Method, Nest, wrapped
 
 GAIN = 1000.0
 
@@ -38,21 +38,16 @@ class Switches:
         """Returns the numbers of all switches."""
         return range(max(self._counts.values(), default=0))
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> AbstractContextManager[None]:
         """Gives switches to what is traced inside the context."""
-        with ExitStack() as stack:
-            for module, name, switched in (
-                (gen_math_ops, "mul", self._weighted),
-                (gen_math_ops, "real_div", self._weighted),
-                (gen_math_ops, "select_v2", self._chosen_by),
-                (cond_module, "cond", self._chosen_by),
-            ):
-                value = switched(getattr(module, name))
-                stack.enter_context(replaced(module, name, value))
-            yield
+        return wrapped(
+            (gen_math_ops, "mul", self._weighted),
+            (gen_math_ops, "real_div", self._weighted),
+            (gen_math_ops, "select_v2", self._chosen_by),
+            (cond_module, "cond", self._chosen_by),
+        )
 
-    def _weighted(self, original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def _weighted(self, original: Method) -> Method:
         def weighted(x: Nest, y: Nest, name: str | None = None) -> tf.Tensor:
             result = original(x, y, name)
             is_number = result.dtype.is_floating and result.shape.rank in (0, 1)
@@ -72,7 +67,7 @@ class Switches:
 
         return weighted
 
-    def _chosen_by(self, original: Callable[..., Nest]) -> Callable[..., Nest]:
+    def _chosen_by(self, original: Method) -> Method:
         def chosen(condition: Nest, *args: Nest, **kwargs: Nest) -> Nest:
             condition = tf.convert_to_tensor(condition)  # it may be a variable
             if self._is_traced(condition) and condition.shape.rank == 0:

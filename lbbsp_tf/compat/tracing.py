@@ -6,30 +6,26 @@ trace that was made under a patch would so be used where the patch does not appl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from lbbsp_tf.compat.values import PerThread, patch
-
-_traced_for = PerThread()
+from lbbsp_tf.compat.values import Method, PerThread
 
 
-@contextmanager
-def fresh_traces() -> Iterator[None]:
+def _including(key: object, make: Method, scope_type: object = None) -> object:
+    found = make(scope_type)
+    return type(found)((found.context, key), found.scope_type)
+
+
+_traced_for = PerThread((function_context, "make_function_context", _including))
+
+
+def fresh_traces() -> AbstractContextManager[None]:
     """Makes this thread trace each `tf.function` again, for calls inside the context only."""
-    patch(function_context, "make_function_context", _including_traced_for)
-    with _traced_for.set(object()):
-        yield
-
-
-def _including_traced_for(make: Callable[..., Any], scope_type: object = None) -> object:
-    found, key = make(scope_type), _traced_for.value
-    return found if key is None else type(found)((found.context, key), found.scope_type)
+    return _traced_for(object())
 
 
 def current_graph() -> tf.Graph:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -15,6 +15,14 @@ import tensorflow as tf
 
 Nest: TypeAlias = object
 """A value, or a nest (tuple, list, dict) of values."""
+
+Method: TypeAlias = "Callable[..., Any]"
+"""Function or method that is replaced, or what replaces it."""
+
+Place: TypeAlias = "tuple[type | ModuleType, str, Method]"
+"""Class or module, the name of a function in it, and what replaces it."""
+
+IN_PLACE, IN_CONTEXT, NOT_NEEDED, GONE = "in place", "in a context", "not needed", "gone"
 
 _DONE = "_lbbsp_patched"
 
@@ -27,6 +35,7 @@ def local(strategy: tf.distribute.Strategy, value: Nest) -> Nest:
 @contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     """Replaces an attribute inside the context: of a class, a module, or one instance."""
+    note(owner, name, IN_CONTEXT)
     is_instance = not isinstance(owner, type | ModuleType)
     kind = object if is_instance else type(owner)  # `object`: hidden from Keras's tracking
     before = vars(owner).get(name)
@@ -40,50 +49,86 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
             kind.__setattr__(owner, name, before)
 
 
-class PerThread(threading.local):
-    """Value of each thread, for patches that must not affect the threads of other replicas."""
+@contextmanager
+def wrapped(*places: Place) -> Iterator[None]:
+    """Replaces functions of modules inside the context, by what is made of each of them."""
+    with ExitStack() as stack:
+        for owner, name, wrap in places:
+            stack.enter_context(replaced(owner, name, wrap(getattr(owner, name))))
+        yield
 
-    def __init__(self) -> None:
+
+class PerThread(threading.local):
+    """Value of each thread, and functions that are replaced in the threads that have set one.
+
+    What replaces a function is given the value, and then the original, before the arguments.
+    """
+
+    def __init__(self, *places: Place) -> None:
         self.value: Any = None
+        self._places = places
 
     @contextmanager
-    def set(self, value: object) -> Iterator[None]:
+    def __call__(self, value: object) -> Iterator[None]:
         """Sets this thread's value inside the context."""
+        for owner, name, replacement in self._places:
+            patch(owner, name, partial(self._where_set, replacement))
         before, self.value = self.value, value
         try:
             yield
         finally:
             self.value = before
 
+    def _where_set(self, replacement: Method, original: Method, *args: Any, **kw: Any) -> Any:
+        if self.value is None:
+            return original(*args, **kw)
+        return replacement(self.value, original, *args, **kw)
 
-def patch(owner: type | ModuleType, name: str, replacement: Callable[..., Any]) -> None:
-    """Replaces a function of a class or a module, once, by one that is given the original first."""
+
+noted = PerThread()
+"""List to which the places of patches are added that are applied, each with its state."""
+
+
+def note(owner: object, name: str, state: str) -> None:
+    """Adds the state of a place to the list `noted`, if this thread has one."""
+    if noted.value is not None:
+        noted.value.append((f"{getattr(owner, '__name__', owner)}.{name}", state))
+
+
+def patch(owner: type | ModuleType, name: str, replacement: Method) -> None:
+    """Replaces a function or property, once, by one that is given the original function first."""
+    note(owner, name, IN_PLACE)
     original = getattr(owner, name)
     if is_patched(original):
         return
+    is_property = isinstance(original, property)
+    function = original.fget if is_property else original
 
-    @wraps(original)
+    @wraps(function)
     def with_original(*args: object, **options: object) -> Any:
-        return replacement(original, *args, **options)
+        return replacement(function, *args, **options)
 
-    setattr(owner, name, patched(with_original))
-
-
-def is_patched(function: Callable[..., Nest]) -> bool:
-    """Returns whether `function` is one of our replacements."""
-    return hasattr(function, _DONE)
+    patched(with_original)
+    setattr(owner, name, property(with_original) if is_property else with_original)
 
 
-def patch_broken(
-    owner: type | ModuleType, name: str, sign: str, replacement: Callable[..., Any]
-) -> None:
+def is_patched(function: Method | property | None) -> bool:
+    """Returns whether a function or property is one of our replacements."""
+    return hasattr(getattr(function, "fget", function), _DONE)
+
+
+def patch_broken(owner: type | ModuleType, name: str, sign: str, replacement: Method) -> None:
     """Patches a function, where there is one, if its source contains `sign`."""
     function = getattr(owner, name, None)
-    if function and not is_patched(function) and sign in inspect.getsource(function):
+    if function is None:
+        note(owner, name, GONE)
+    elif sign in inspect.getsource(function):
         patch(owner, name, replacement)
+    else:
+        note(owner, name, NOT_NEEDED)
 
 
-def patched(function: Callable[..., Nest]) -> Callable[..., Nest]:
+def patched(function: Method) -> Method:
     """Marks `function` as a replacement, so that it is not wrapped a second time."""
     setattr(function, _DONE, True)
     return function

@@ -12,11 +12,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
-from tensorflow.python.distribute.collective_all_reduce_strategy import (
-    CollectiveAllReduceExtended,
-)
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.reliability.activity import Activity
@@ -24,7 +21,7 @@ from lbbsp_tf import service
 from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.coordination import FAILED
-from lbbsp_tf.compat.values import patch
+from lbbsp_tf.compat.values import Method, patch_broken
 
 _BROADCAST = "_get_variable_creator_initial_value"
 
@@ -37,38 +34,32 @@ _job: list[tuple[int, int]] = []
 
 def compare_variables() -> None:
     """Makes workers compare each variable that they create with that of worker 0."""
-    if hasattr(CollectiveAllReduceExtended, _BROADCAST) and service.has_time_limits():
-        patch(CollectiveAllReduceExtended, _BROADCAST, _with_comparison)
+    if service.has_time_limits():
+        patch_broken(CollectiveAllReduceExtended, _BROADCAST, "initial_value", _with_comparison)
 
 
 def _with_comparison(
-    create: Callable[..., Callable[[], Any]],
-    extended: Any,
-    replica_id: int,
-    device: str,
-    primary_var: Any,
-    **options: Any,
+    create: Method, extended: Any, replica_id: int, device: str, primary_var: Any, **options: Any
 ) -> Callable[[], Any]:
-    if replica_id == 0 and extended._num_workers > 1 and "initial_value" in options:
+    if replica_id:
+        return create(extended, replica_id, device, primary_var, **options)
+    if extended._num_workers > 1 and "initial_value" in options:
         given = options["initial_value"]
-        name = str(options.get("name") or "")
 
         def compared() -> Any:
             value = given() if callable(given) else given
-            _compare(extended, name, value, options.get("dtype"))
+            _compare(extended, options.get("name"), value, options.get("dtype"))
             return value
 
-        options["initial_value"] = compared
-    create_value = create(
-        extended, replica_id=replica_id, device=device, primary_var=primary_var, **options
-    )
+        options = {**options, "initial_value": compared}
+    create_value = create(extended, replica_id, device, primary_var, **options)
 
     @functools.wraps(create_value)
     def explained() -> Any:
         with current_activity().during(Activity.MEETING), explained_by_variables(own=1):
             return create_value()
 
-    return explained if replica_id == 0 else create_value
+    return explained
 
 
 @contextlib.contextmanager
@@ -92,17 +83,16 @@ def explained_by_variables(own: int = 0) -> Iterator[None]:  # 1 if this worker 
         raise
 
 
-def _compare(extended: Any, name: str, value: Any, dtype: Any) -> None:
+def _compare(extended: Any, name: str | None, value: Any, dtype: Any) -> None:
     if not tf.executing_eagerly():
         return
     if not _job:
         _job.append(rank_and_workers(extended._container_strategy().cluster_resolver))
     rank, _ = _job[0]
-    tensor = getattr(value, "wrapped_value", value)
-    shape = tuple(tf.convert_to_tensor(tensor, dtype).shape)
-    text = f"{tf.convert_to_tensor(tensor, dtype).dtype.name} {shape}"
-    if name == "learning_rate" and not shape:
-        text += f" = {float(keras.ops.convert_to_numpy(tensor)):.7g} (the learning rate)"
+    tensor = tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype)
+    text = f"{tensor.dtype.name} {tuple(tensor.shape)}"
+    if name == "learning_rate" and tensor.shape.rank == 0:
+        text += f" = {float(tensor):.7g} (the learning rate)"
     number = len(_created)
     _created.append(text)
     with contextlib.suppress(tf.errors.OpError):  # of a service that has gone: its end is noticed

@@ -10,16 +10,17 @@ import codecs
 import marshal
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from types import CodeType
 
 import keras
 import numpy as np
+from keras.src.utils.python_utils import pythonify_logs
 
 from lbbsp_core.runtime.exchange import handshake
-from lbbsp_core.runtime.exchange.collectives import Collectives
+from lbbsp_core.runtime.exchange.collectives import Collectives, weighted_mean
 from lbbsp_core.runtime.exchange.digest import Digest, check_samples
-from lbbsp_core.runtime.exchange.protocol import DisagreementError, pack_float, unpack_float
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
@@ -45,20 +46,15 @@ def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
     are averaged, weighted by each worker's rows in the last step. Numbers that are equal on all
     workers, arrays and other values are kept. Every worker must call this.
     """
-    logs = _flat(logs)
+    logs = pythonify_logs(logs)  # numbers are floats, and at the top, as callbacks see them
+    numbers = {name: value for name, value in logs.items() if isinstance(value, float)}
     collectives = mirrored_collectives(model.distribute_strategy)
-    numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
-    names = " ".join(numbers)
-    handshake.compare(collectives, {"names of logs": names})
-    if not numbers:
-        return dict(logs)
+    handshake.compare(collectives, {"names of logs": " ".join(numbers)})
     metrics = _updated_metrics(model)
-    local = [number for name, number in numbers.items() if name not in metrics]
-    means = iter(weighted_means(local, compat.last_rows(model), collectives))
-    return {
-        name: value if name not in numbers else metrics[name] if name in metrics else next(means)
-        for name, value in logs.items()
-    }
+    own = {name: value for name, value in numbers.items() if name not in metrics}
+    means = weighted_mean(collectives, list(own.values()), compat.last_rows(model))
+    of_metrics = {name: metrics[name] for name in numbers if name in metrics}
+    return {**logs, **of_metrics, **dict(zip(own, means, strict=True))}
 
 
 def check_evaluated(session: WorkerSession, samples: Iterable[Nest]) -> None:
@@ -66,27 +62,6 @@ def check_evaluated(session: WorkerSession, samples: Iterable[Nest]) -> None:
     digests = [digest for each in samples for digest in digests_of(each)]
     digests += [Digest(0.0, 0.0)] * _COMPARED  # their numbers may differ, too
     check_samples(session.collectives, digests[:_COMPARED], _EVALUATED)
-
-
-def weighted_means(values: Sequence[float], weight: int, collectives: Collectives) -> list[float]:
-    """Returns the means of values over workers; a collective.
-
-    Values that are equal on all workers are kept. Those of a worker without weight do not count,
-    not even if they are NaN. Scalar arithmetic by rank gives the same bits on all workers.
-    """
-    row = [weight, *(half for value in values for half in pack_float(value))]
-    rows = collectives.all_gather(row)
-    counted = [row for row in rows if row[0]] or [[1, *row[1:]] for row in rows]
-    total = sum(row[0] for row in counted)
-    means = []
-    for column in range(1, len(row), 2):
-        halves = [row[column : column + 2] for row in counted]
-        mean = 0.0
-        for (weight, *_), bits in zip(counted, halves, strict=True):
-            mean += unpack_float(bits) * (weight / total)
-        equal = all(bits == halves[0] for bits in halves)
-        means.append(unpack_float(halves[0]) if equal else mean)
-    return means
 
 
 def share_restored_model(model: keras.Model, collectives: MirroredCollectives) -> None:
@@ -170,7 +145,7 @@ def check_models(model: keras.Model, collectives: Collectives) -> None:
 
 def model_facts(model: keras.Model) -> dict[str, int]:
     """Returns what must be equal on all workers after a step, as integers by name."""
-    optimizers = list(optimizers_of(model))
+    optimizers = optimizers_of(model)
     return {
         "learning rate": _crc32(optimizer.learning_rate for optimizer in optimizers),
         "number of updates": _crc32(optimizer.iterations for optimizer in optimizers),
@@ -181,16 +156,12 @@ def model_facts(model: keras.Model) -> dict[str, int]:
 def _described_code(code: CodeType) -> str:
     """Returns a text for the code of a function, without its file."""
     constants = [
-        _described_code(each) if isinstance(each, CodeType) else _described_constant(each)
+        _described_code(each)
+        if isinstance(each, CodeType)  # or a set, whose order differs between processes
+        else repr(sorted(map(repr, each)) if isinstance(each, frozenset) else each)
         for each in code.co_consts
     ]
     return f"{code.co_code.hex()} {code.co_names} {', '.join(constants)}"
-
-
-def _described_constant(value: object) -> str:
-    if isinstance(value, frozenset):  # whose order differs between processes
-        return f"{{{', '.join(sorted(map(repr, value)))}}}"
-    return repr(value)
 
 
 def _described(value: object) -> str:
@@ -228,14 +199,6 @@ def _without_names(config: Mapping[str, object]) -> dict[str, object]:
     return kept
 
 
-def _flat(logs: Logs) -> dict[str, object]:
-    """Returns logs with those in dictionaries moved to the top, as Keras shows them."""
-    flat: dict[str, object] = {}
-    for name, value in logs.items():
-        flat.update(_flat(value) if isinstance(value, Mapping) else {name: value})
-    return flat
-
-
 def _updated_metrics(model: keras.Model) -> dict[str, object]:
     """Returns the results of metrics over all workers, without metrics that were not updated.
 
@@ -249,29 +212,18 @@ def _updated_metrics(model: keras.Model) -> dict[str, object]:
     return results
 
 
-def optimizers_of(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
-    """Yields the optimizers that a model has as attributes, or in lists or dictionaries."""
-    yield from {id(each): each for each in _held_optimizers(model)}.values()
-
-
-def _held_optimizers(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
+def optimizers_of(model: keras.Model) -> Iterable[keras.optimizers.Optimizer]:
+    """Returns the optimizers that a model has as attributes, or in lists or dictionaries."""
+    found = {}
     for value in vars(model).values():
         held = value.values() if isinstance(value, Mapping) else value
         for item in held if isinstance(held, list | tuple | ValuesView) else [held]:
             if isinstance(item, keras.optimizers.Optimizer):
                 # A MultiOptimizer has no learning rate of its own.
-                yield from getattr(item, "optimizers", None) or [item]
+                found.update({id(each): each for each in getattr(item, "optimizers", 0) or [item]})
+    return found.values()
 
 
-def _crc32(arrays: Iterable[object]) -> int:
-    value = 0
-    for array in arrays:
-        value = zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(array)), value)
-    return value
-
-
-def _is_number(value: object) -> bool:
-    try:
-        return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiub"
-    except (TypeError, ValueError):
-        return False
+def _crc32(variables: Iterable[object]) -> int:
+    values = map(keras.ops.convert_to_numpy, variables)
+    return zlib.crc32(b"".join(value.tobytes() for value in values))

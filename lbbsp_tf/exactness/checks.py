@@ -34,8 +34,7 @@ def check_keras() -> None:
             f"the backend of Keras must be tensorflow, got {backend}: set KERAS_BACKEND=tensorflow "
             "in the environment, or change ~/.keras/keras.json"
         )
-    major, minor = (int(part) for part in keras.__version__.split(".")[:2])
-    if (major, minor) < OLDEST_KERAS:
+    if tuple(map(int, keras.__version__.split(".")[:2])) < OLDEST_KERAS:
         oldest = ".".join(map(str, OLDEST_KERAS))
         raise RuntimeError(
             f"LoadBalancer needs Keras {oldest} or later, got {keras.__version__}: install it by "
@@ -106,14 +105,13 @@ def check_callbacks(
             "feeds the fit, once"
         )
     for callback in callbacks:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            frequency = callback.save_freq
-            if frequency != "epoch":
-                raise ValueError(
-                    f"BackupAndRestore(save_freq={frequency}) would restart an epoch at its first "
-                    "batch with weights of its middle: pass LoadBalancer(..., checkpoint=folder, "
-                    f'every={frequency}), which continues at the same batch, or save_freq="epoch"'
-                )
+        frequency = getattr(callback, "save_freq", "epoch")
+        if isinstance(callback, keras.callbacks.BackupAndRestore) and frequency != "epoch":
+            raise ValueError(
+                f"BackupAndRestore(save_freq={frequency}) would restart an epoch at its first "
+                "batch with weights of its middle: pass LoadBalancer(..., checkpoint=folder, "
+                f'every={frequency}), which continues at the same batch, or save_freq="epoch"'
+            )
 
 
 def check_steps(given: int | None, steps_per_epoch: int) -> None:
@@ -165,12 +163,8 @@ def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
                 f"layer {layer.name!r} is stateful, which fixes the size of a batch, but the sizes "
                 "of workers change from step to step: build it with stateful=False"
             )
-    if any(
-        isinstance(layer, keras.layers.BatchNormalization)
-        and layer.trainable
-        and not layer.synchronized
-        for layer in layers
-    ):
+    found = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+    if any(layer.trainable and not layer.synchronized for layer in found):
         logger.warning(
             "BatchNormalization normalises each worker's batch separately, so that the result "
             "depends on how the batch is split: call lbbsp_tf.synchronize_batch_norm(model), or "

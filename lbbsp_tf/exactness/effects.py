@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import keras
 import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-from lbbsp_tf import compat
 from lbbsp_tf.cluster import rank_and_workers
-from lbbsp_tf.compat import Kind, Nest
+from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat.evaluation import Kind, has_mean_loss, has_rows, regularisation
 from lbbsp_tf.exactness.probe import Written
 from lbbsp_tf.exactness.rounding import INEXACT, SINGLE
-from lbbsp_tf.exactness.trial import Split, Trial, Trials
+from lbbsp_tf.exactness.trial import Split, Trials
 from lbbsp_tf.exchange.collectives import mirrored_collectives
 from lbbsp_tf.rows import concatenate_rows, slice_rows
-from lbbsp_tf.step.train_step import TrainStep
+from lbbsp_tf.step.train_step import is_inexact
 
 logger = logging.getLogger("lbbsp.tf")
 
 
-def assigned_from_samples(whole: Trial, parts: Iterable[Trial], *, tolerance: float) -> list[str]:
+def assigned_from_samples(splits: Sequence[Split], *, tolerance: float) -> list[str]:
     """Returns names of variables that a train step assigns values that depend on its samples.
 
     Each worker would assign a value of its own samples. Metrics, which combine the values of
@@ -31,8 +31,9 @@ def assigned_from_samples(whole: Trial, parts: Iterable[Trial], *, tolerance: fl
     """
     names = {
         of_whole.name
-        for part in parts
-        for of_whole, of_part in zip(whole.written, part.written, strict=True)
+        for split in splits
+        for part in (split.first, split.second)
+        for of_whole, of_part in zip(split.whole.written, part.written, strict=True)
         if not of_whole.is_local and _differ(of_whole, of_part, tolerance)
     }
     return sorted(names)
@@ -62,32 +63,25 @@ def factors_of_logged(
     see. The factors are those of the sum over workers; None is for what is no sum.
     """
     workers = max(2, replicas)  # with a single one, nothing would be shown
-
-    def agrees(number: int, factor: float | None) -> bool:
-        for one, split in zip(alone, seen, strict=True):
-            expected = one.whole.scalars[number]
-            value, first, second = split.scalars(number)
-            if factor is None:
-                found = split.mean_of(first, second)
-            else:
-                constant = first + second - value
-                found = factor * (value - constant + workers * constant)
-            scale = max(map(abs, (expected, first, second)))
-            if not abs(found - expected) <= tolerance * scale:
-                return False
-        return True
-
+    agree = []  # of each split, for each factor and number
+    for one, split in zip(alone, seen, strict=True):
+        expected = np.array(one.whole.scalars)
+        value, first, second = split.values("scalars")
+        constant = first + second - value
+        total = value - constant + workers * constant
+        scale = np.abs([expected, first, second]).max(axis=0)
+        found = np.stack([split.mean_of(first, second), total, total / workers])
+        agree.append(np.abs(found - expected) <= tolerance * scale)
     factors = (None, 1.0, 1 / workers)
     return tuple(
-        next((factor for factor in factors if agrees(number, factor)), None)
-        for number in range(len(alone[0].whole.scalars))
+        next((factor for factor, holds in zip(factors, each, strict=True) if holds), None)
+        for each in np.all(agree, axis=0).T
     )
 
 
 def targets_are_sums(splits: Sequence[Split], *, tolerance: float) -> tuple[bool | None, ...]:
     """Returns whether the targets of gradients are sums over samples or means; None if neither."""
-    numbers = range(len(splits[0].whole.targets))
-    kinds = [_kind(splits, lambda trial, n=n: trial.targets[n], tolerance) for n in numbers]
+    kinds = _kinds(splits, "targets", tolerance)
     return tuple(None if kind == Kind.OTHER else kind != Kind.MEAN for kind in kinds)
 
 
@@ -96,17 +90,16 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
 
     Losses that are not Keras's own are tried on a few samples of each worker.
     """
-    if compat.has_mean_loss(model) or not all(map(compat.has_rows, tf.nest.flatten(batch))):
+    if has_mean_loss(model) or not all(map(has_rows, tf.nest.flatten(batch))):
         return ()
     few = tf.nest.map_structure(lambda leaf: slice_rows(leaf, 0, 4), batch)
     few = tf.nest.map_structure(lambda leaf: concatenate_rows(leaf, leaf), few)  # at least two
-    strategy, step = model.distribute_strategy, TrainStep.of_function(lambda batch: batch)
+    strategy = model.distribute_strategy
     splits = Trials(strategy, model.test_step, few, one_replica=True, token_means=set()).splits()
-    constant = float(compat.regularisation(model))
-    tolerance = (INEXACT if step.is_inexact else SINGLE).tolerance
-
-    numbers = range(len(splits[0].whole.scalars))
-    kinds = [_kind(splits, lambda t, n=n: t.scalars[n], tolerance, constant) for n in numbers]
+    constant = float(regularisation(model))
+    is_coarse = is_inexact(keras.config.dtype_policy().compute_dtype)
+    tolerance = (INEXACT if is_coarse else SINGLE).tolerance
+    kinds = _kinds(splits, "scalars", tolerance, constant)
     rank, workers = rank_and_workers(strategy.cluster_resolver)
     rows = mirrored_collectives(strategy).all_gather(kinds) if workers > 1 else [kinds]
     kinds = [Kind(max(column)) for column in zip(*rows, strict=True)]  # of zeros, none is known
@@ -120,16 +113,17 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
     return kinds
 
 
-def _kind(
-    splits: Sequence[Split], of: Callable[[Trial], float], tolerance: float, constant: float = 0.0
-) -> Kind:
-    """Returns what a number of trials is, of which the `constant` depends on no samples."""
+def _kinds(
+    splits: Sequence[Split], name: str, tolerance: float, constant: float = 0.0
+) -> list[Kind]:
+    """Returns what each number of trials is, of which the `constant` depends on no samples."""
     errors = []
     for split in splits:
-        whole, first, second = of(split.whole), of(split.first), of(split.second)
-        scale = max(map(abs, (whole, first, second))) or 1.0
+        whole, first, second = numbers = split.values(name)
+        scale = np.abs(numbers).max(axis=0)
         both = first + second
-        found = (split.mean_of(first, second), both, both - constant)
-        errors.append([abs(each - whole) / scale for each in found])
-    best = int(np.argmin(worst := np.max(errors, axis=0)))
-    return Kind(best) if worst[best] <= tolerance else Kind.OTHER
+        found = np.stack([split.mean_of(first, second), both, both - constant])
+        errors.append(np.abs(found - whole) / np.where(scale > 0, scale, 1.0))
+    worst = np.max(errors, axis=0)  # of each kind and number
+    best = np.where(worst.min(axis=0) <= tolerance, worst.argmin(axis=0), Kind.OTHER)
+    return [Kind(kind) for kind in best]

@@ -7,7 +7,7 @@ for fixed vectors, in addition to its norm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -52,16 +52,16 @@ class Probe:
     Args:
         strategy: Strategy of the model.
         function: Called in a replica with scalar tensors; returns a nest of tensors.
-        signature: Types of the scalars.
         patches: Called with the scalars; the function runs inside the context that it returns.
+        signature: Types of the scalars.
     """
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
         function: Callable[..., Nest],
+        patches: Callable[..., AbstractContextManager[None]],
         signature: Sequence[tf.DType] = (),
-        patches: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext(),
     ) -> None:
         share_seed = compat.shared_global_seed(strategy)
 
@@ -78,17 +78,8 @@ class Probe:
         graph_function = tf.function(run, input_signature=specs, autograph=False)
         self._signature = signature
         self._function = graph_function.get_concrete_function()
+        self.outputs: Nest = self._function.structured_outputs
         self._written = list(_written_variables(self._function.graph))
-
-    @property
-    def types(self) -> Nest:
-        """Types of the function's results."""
-        return tf.nest.map_structure(lambda t: t.dtype, self._function.structured_outputs)
-
-    def __call__(self, *scalars: float) -> Nest:
-        """Returns the function's result as NumPy arrays of float64."""
-        found, _ = self.run(*scalars)
-        return found
 
     def run(self, *scalars: float) -> tuple[Nest, list[Written]]:
         """Returns the function's result as NumPy arrays of float64, and what it has written."""
@@ -193,12 +184,11 @@ def sketches_as_one_process(
         sketches.append(sketch_of(gradients))
         return [summed(gradient) for gradient in gradients]
 
+    context = tf.distribute.get_replica_context()
+    local_sum = lambda op, value, options=None: value  # noqa: E731
+    alone = compat.replaced(context, "all_reduce", local_sum)
     with ExitStack() as stack:
-        for patch in patches:
+        for patch in (*patches, compat.intercepted_apply(keep), alone):
             stack.enter_context(patch)
-        stack.enter_context(compat.intercepted_apply(keep))
-        context = tf.distribute.get_replica_context()
-        local_sum = lambda op, value, options=None: value  # noqa: E731
-        stack.enter_context(compat.replaced(context, "all_reduce", local_sum))
         train_step(batch)
     return sketches

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from traceback import walk_tb
+from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat.probing import whole_tracebacks
 from lbbsp_tf.exactness.effects import assigned_from_samples, factors_of_logged, targets_are_sums
-from lbbsp_tf.exactness.rounding import DOUBLE, INEXACT, SINGLE, Comparison, Precision
+from lbbsp_tf.exactness.rounding import DOUBLE, INEXACT, SINGLE, Comparison
 from lbbsp_tf.exactness.trial import Split, Trials
 from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.step.weighting import Weighting
@@ -34,8 +34,7 @@ SAMPLES = 16
 _OTHER = 9973  # samples: nobody writes a model for just so many
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Reason why a train step cannot be weighted, and what the user can do."""
 
     problem: str
@@ -83,9 +82,9 @@ def prove(
             f"{train_step.name} applied no gradients",
             "call optimizer.apply (or apply_gradients) in it, so that they can be weighted",
         )
-    precision = _precision(train_step, alone)
-    parts = [part for split in splits for part in (split.first, split.second)]
-    assigned = assigned_from_samples(splits[0].whole, parts, tolerance=precision.tolerance)
+    inexact = INEXACT if train_step.is_inexact else SINGLE
+    precision = DOUBLE if alone.is_double else inexact
+    assigned = assigned_from_samples(splits, tolerance=precision.tolerance)
     if assigned:
         return Refusal(
             f"{train_step.name} assigns {', '.join(assigned)} a value that depends on the samples, "
@@ -166,7 +165,7 @@ def _not_over_samples(train_step: TrainStep, what: str, error: float) -> Refusal
 def _check_any_size(train_step: TrainStep, trace: Callable[[], Trials]) -> None:
     """Raises an error that names what in a step works for some sizes of a batch only."""
     try:
-        with compat.whole_tracebacks():
+        with whole_tracebacks():
             trace()
     except Exception as error:
         callers = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
@@ -189,12 +188,6 @@ def _changed(train_step: TrainStep) -> Refusal:
         "call gradients = balancer.sum_gradients(gradients) after each tape, for those of the "
         "global batch; or let the optimizer do it: clipnorm, global_clipnorm or clipvalue",
     )
-
-
-def _precision(train_step: TrainStep, trials: Trials) -> Precision:
-    if trials.is_double:
-        return DOUBLE
-    return INEXACT if train_step.is_inexact else SINGLE
 
 
 def _warn_of(what: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -27,8 +27,7 @@ _AS_IT_IS, _SCALED = -2, -1  # what a step does when none of its switches is on
 _LARGE = 1e8
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """What a train step did on some samples.
 
     Args:
@@ -45,8 +44,7 @@ class Trial:
     written: Sequence[Written]
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """Trials on some samples, and on two parts of them.
 
     Args:
@@ -73,10 +71,9 @@ class Split:
         """Returns the mean of values of the parts, by their samples."""
         return (self.cut * first + (self.rows - self.cut) * second) / self.rows
 
-    def scalars(self, number: int) -> tuple[float, float, float]:
-        """Returns a scalar of the whole, and of both parts."""
-        whole, first, second = self.whole, self.first, self.second
-        return whole.scalars[number], first.scalars[number], second.scalars[number]
+    def values(self, name: str) -> np.ndarray:
+        """Returns the scalars or targets of the whole, and of both parts, in rows."""
+        return np.array([getattr(each, name) for each in (self.whole, self.first, self.second)])
 
     def sum(self, call: int) -> Sketch:
         """Returns the sketch of an `apply` of the whole, if it is the sum of those of parts."""
@@ -138,16 +135,12 @@ class Trials:
                 token_means.add(why)
                 return tf.cast(tokens, tf.float64) / samples
 
-            def record(
-                value: tf.Tensor, weight: tf.Tensor | None
-            ) -> tuple[tf.Tensor, tf.Tensor | None]:
+            def record(value: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, Nest]:
                 is_inner = compat.current_graph() is not graph
                 scalars.append(float("nan") if is_inner else tf.cast(value, tf.float64))
                 return value, weight
 
-            def taken(
-                total: Callable[[], Nest], of_variables: bool, take: Callable[[], Nest]
-            ) -> Nest:
+            def taken(total: compat.Method, of_variables: bool, take: compat.Method) -> Nest:
                 targets.append(total())
                 self._switches.is_paused = True
                 found = take()
@@ -176,44 +169,36 @@ class Trials:
         @contextmanager
         def patches(begin: tf.Tensor, end: tf.Tensor, switch: tf.Tensor) -> Iterator[None]:
             self._switches = compat.Switches(switch)
-            with (
-                compat.noise_alike_for_all_samples(),
-                compat.batch_norm_in_inference(),
-                self._switches.installed(),
-            ):
+            with compat.noise_alike(), compat.batch_norm_in_inference(), self._switches.installed():
                 yield
 
-        self._probe = Probe(strategy, replica, (tf.int64, tf.int64, tf.int64), patches)
+        self._probe = Probe(strategy, replica, patches, (tf.int64, tf.int64, tf.int64))
 
     @property
     def is_double(self) -> bool:
         """True if all gradients are of double precision."""
-        sketches, *_ = self._probe.types
-        return all(dtype == tf.float64 for dtype in sketches)
+        sketches, *_ = self._probe.outputs
+        return all(sketch.dtype == tf.float64 for sketch in sketches)
 
-    def splits(self) -> list[Split]:
-        """Tries the step on the batch and on two parts of it, cut at two places."""
+    def splits(self, switch: int = _AS_IT_IS, fractions: Sequence[int] = (3, 2)) -> list[Split]:
+        """Tries the step on the batch and on two parts of it, cut at each of some places."""
         rows = self._rows
-        whole, rotated = self._try(0, rows), self._try(rows, 2 * rows)
+        try_ = partial(self._try, switch)
+        whole, rotated = try_(0, rows), try_(rows, 2 * rows)
         return [
-            Split(rows, cut, whole, self._try(0, cut), self._try(cut, rows), rotated)
-            for cut in (max(1, rows // 3), max(1, rows // 2))
+            Split(rows, cut, whole, try_(0, cut), try_(cut, rows), rotated)
+            for cut in (max(1, rows // fraction) for fraction in fractions)
         ]
 
     def scaled_split(self) -> Split:
         """Tries the step with gradients with respect to variables multiplied by a large number."""
-        return self._split(_SCALED)
+        return self.splits(_SCALED, (3,))[0]
 
     def switched_splits(self) -> Iterator[Split]:
         """Tries the step with each weight made large and each condition inverted, in turn."""
         for switch in self._switches.numbers():
             with suppress(tf.errors.InvalidArgumentError):  # such as an index that is too large
-                yield self._split(switch)
-
-    def _split(self, switch: int) -> Split:
-        rows, cut = self._rows, max(1, self._rows // 3)
-        parts = ((0, rows), (0, cut), (cut, rows), (rows, 2 * rows))
-        return Split(rows, cut, *(self._try(*part, switch) for part in parts))
+                yield from self.splits(switch, (3,))
 
     def _and_rotated(self, tensor: Batch) -> Batch:
         """Returns the rows, and then the same rows from another one on."""
@@ -222,6 +207,6 @@ class Trials:
         rotated = (slice_rows(tensor, start, end), slice_rows(tensor, zero, start))
         return concatenate_rows(tensor, *rotated)
 
-    def _try(self, begin: int, end: int, switch: int = _AS_IT_IS) -> Trial:
-        (sketches, scalars, targets), written = self._probe.run(begin, end, switch)
-        return Trial(sketches, [*map(float, scalars)], [*map(float, targets)], written)
+    def _try(self, switch: int, begin: int, end: int) -> Trial:
+        found, written = self._probe.run(begin, end, switch)
+        return Trial(*found, written)

@@ -15,14 +15,6 @@ from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import rank_and_workers
 
 
-@functools.cache
-def mirrored_collectives(strategy: tf.distribute.Strategy) -> MirroredCollectives:
-    """Returns the collectives of a multi-worker strategy, always the same ones."""
-    rank, workers = rank_and_workers(strategy.cluster_resolver)
-    local = strategy.num_replicas_in_sync // workers
-    return MirroredCollectives(strategy, rank * local, local)
-
-
 class MirroredCollectives:
     """Collectives of a multi-worker strategy, which every process must call.
 
@@ -30,10 +22,11 @@ class MirroredCollectives:
     process's first one.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, rank: int, local: int = 1) -> None:
-        self.rank, self.workers = rank, strategy.num_replicas_in_sync
-        self._strategy = strategy
-        self._local = local
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        rank, processes = rank_and_workers(strategy.cluster_resolver)
+        self._strategy, self.workers = strategy, strategy.num_replicas_in_sync
+        self._local = self.workers // processes  # replicas of this process
+        self.rank = rank * self._local
         rows = tf.TensorSpec([None, None], tf.float32)
         self._sum = tf.function(self._sum_over_workers, input_signature=[rows], autograph=False)
 
@@ -69,3 +62,7 @@ class MirroredCollectives:
             return context.all_reduce(tf.distribute.ReduceOp.SUM, sends * slots)
 
         return self._strategy.run(replica, args=(slots,))
+
+
+mirrored_collectives = functools.cache(MirroredCollectives)
+"""Returns the collectives of a strategy, always the same ones."""

@@ -18,7 +18,9 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
-from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
+from lbbsp_tf.compat import Apply, Gradient, Gradients, Method, Nest, replaced
+from lbbsp_tf.compat.metrics import whole_batches
+from lbbsp_tf.compat.random import noise_of_replica
 from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.step.weighting import Weighting
@@ -103,10 +105,10 @@ class ReplicaStep:
             stack.enter_context(compat.intercepted_scalars(self._scalar))
             stack.enter_context(compat.intercepted_gradients(self._gradient))
             if self._keep is None:
-                stack.enter_context(compat.noise_of_replica(self._session.rank))
+                stack.enter_context(noise_of_replica(self._session.rank))
             stack.enter_context(compat.intercepted_apply(self._apply))
             stack.enter_context(self._timed_collectives())
-            stack.enter_context(compat.whole_batches(share, self._collective))
+            stack.enter_context(whole_batches((share, self._collective)))
             return train_step(data)
 
     def _apply(self, grads: Gradients, apply: Apply) -> Gradients:
@@ -121,9 +123,7 @@ class ReplicaStep:
             (self._keep or apply)(grads)
         return grads if apply else [_underivable(g) for g in grads]
 
-    def _scalar(
-        self, value: tf.Tensor, weight: tf.Tensor | None
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+    def _scalar(self, value: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, Nest]:
         """Weights a scalar that a metric averages, so that all workers count as one process.
 
         The weights of a step sum to that of one process over workers: 1, if it has none.
@@ -164,30 +164,19 @@ class ReplicaStep:
         self._has_exchanged = True
         session = self._session
         row = _call(session.before_allreduce, after=grads, returns=tf.float32)
+        row.set_shape((session.width,))
+        # Zeros with this worker's message in its row, shape (workers, width).
+        slots = tf.one_hot(session.rank, session.workers)[:, None] * row[None, :]
         # No gradient may be sent before the clock is read, not even a sparse one, which is summed
         # by a separate all-reduce.
-        with tf.control_dependencies([row]):
-            grads = [_identity(g) for g in grads]
-        *grads, rows = _all_reduce([*grads, self._slots(row)])
-        passed = _call(session.after_allreduce, rows, after=[*grads, rows])
-        with tf.control_dependencies([passed]):
-            return [_identity(g) for g in grads]
+        *grads, rows = _all_reduce([*_after(row, grads), slots])
+        return _after(_call(session.after_allreduce, rows, after=[*grads, rows]), grads)
 
-    def _slots(self, row: tf.Tensor) -> tf.Tensor:
-        """Returns zeros with this worker's message in its row, shape ``(workers, width)``."""
-        row.set_shape((self._session.width,))
-        return tf.one_hot(self._session.rank, self._session.workers)[:, None] * row[None, :]
-
-    def _collective(
-        self, tensors: Gradients, run: Callable[[Gradients], Gradients] | None = None
-    ) -> Gradients:
+    def _collective(self, tensors: Gradients, run: Method | None = None) -> Gradients:
         """Sums tensors over workers, or runs another collective; the wait is not busy time."""
         paused = _call(self._session.meter.begin_wait, after=tensors)
-        with tf.control_dependencies([paused]):
-            tensors = (run or _all_reduce)([_identity(t) for t in tensors])
-        resumed = _call(self._session.meter.end_wait, after=tensors)
-        with tf.control_dependencies([resumed]):
-            return [_identity(t) for t in tensors]
+        tensors = (run or _all_reduce)(_after(paused, tensors))
+        return _after(_call(self._session.meter.end_wait, after=tensors), tensors)
 
     @contextmanager
     def _timed_collectives(self) -> Iterator[None]:
@@ -195,9 +184,7 @@ class ReplicaStep:
         context = tf.distribute.get_replica_context()
         original = context.all_reduce
 
-        def all_reduce(
-            op: tf.distribute.ReduceOp | str, value: Nest, options: object = None
-        ) -> Nest:
+        def all_reduce(op: tf.distribute.ReduceOp | str, value: Nest, options: Nest = None) -> Nest:
             flat = keras.tree.flatten(value)
             summed = str(op).upper().endswith("SUM")
             if not summed or any(isinstance(v, tf.IndexedSlices) for v in flat):
@@ -211,9 +198,7 @@ class ReplicaStep:
         with replaced(context, "all_reduce", all_reduce):
             yield
 
-    def _sum_of_losses(
-        self, summed: Callable[..., list[tf.Tensor]], gradients: Gradients
-    ) -> Gradients:
+    def _sum_of_losses(self, summed: Method, gradients: Gradients) -> Gradients:
         """Sums the gradients of all workers' targets with respect to a sum over workers.
 
         Each mean counts with its worker's share. This worker's share is divided out again, because
@@ -230,22 +215,16 @@ class ReplicaStep:
 def _all_reduce(tensors: Gradients) -> list[Gradient]:
     """Sums tensors over workers, one dtype at a time, because TensorFlow concatenates them."""
     context = tf.distribute.get_replica_context()
-    results: list[Gradient] = [None] * len(tensors)
+    summed: dict[int, Gradient] = {}
     for dtype in dict.fromkeys(t.dtype for t in tensors):
-        places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-        summed = type(context).all_reduce(
-            context, tf.distribute.ReduceOp.SUM, [tensors[i] for i in places]
-        )
-        for place, tensor in zip(places, summed, strict=True):
-            results[place] = tensor
-    return results
+        alike = {i: t for i, t in enumerate(tensors) if t.dtype == dtype}
+        sums = type(context).all_reduce(context, tf.distribute.ReduceOp.SUM, [*alike.values()])
+        summed.update(zip(alike, sums, strict=True))
+    return [summed[i] for i in range(len(tensors))]
 
 
 def _call(
-    function: Callable[..., object],
-    *inputs: tf.Tensor,
-    after: Gradients,
-    returns: tf.DType | None = None,
+    function: Method, *inputs: tf.Tensor, after: Gradients, returns: tf.DType | None = None
 ) -> tf.Tensor:
     """Calls a Python function from the graph, on the host, after computing the tensors `after`."""
     waits = [t.values if isinstance(t, tf.IndexedSlices) else t for t in after]
@@ -277,8 +256,10 @@ def _underivable(gradient: Gradient) -> Gradient:
     return _on_values(lambda v: tf.raw_ops.PreventGradient(input=v, message=message), gradient)
 
 
-def _identity(tensor: Gradient) -> Gradient:
-    return _on_values(tf.identity, tensor)
+def _after(done: tf.Tensor, tensors: Gradients) -> list[Gradient]:
+    """Returns tensors that are available only once `done` is computed."""
+    with tf.control_dependencies([done]):
+        return [_on_values(tf.identity, tensor) for tensor in tensors]
 
 
 def _scaled(gradient: Gradient, weight: tf.Tensor) -> Gradient:

@@ -21,7 +21,7 @@ class TrainStep:
         loss_name: What its loss is called in errors.
         keeps_gradients: Whether it is Keras's own, and passes gradients on as they are to an
             optimizer of Keras.
-        is_low_precision: Whether it computes in half precision.
+        is_inexact: Whether rounding is coarse.
         in_loop: Whether the user's loop takes its results.
     """
 
@@ -29,7 +29,7 @@ class TrainStep:
     name: str
     loss_name: str
     keeps_gradients: bool
-    is_low_precision: bool
+    is_inexact: bool
     in_loop: bool = False
 
     @classmethod
@@ -49,7 +49,7 @@ class TrainStep:
             name,
             f"{type(model).__name__} ({_names_of_losses(model)})" if is_stock else name,
             is_stock and type(model.optimizer).__module__.startswith("keras."),
-            any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers),
+            is_inexact(*(layer.compute_dtype for layer in layers)),
         )
 
     @classmethod
@@ -57,13 +57,14 @@ class TrainStep:
         """Returns the train step of a custom loop."""
         name = getattr(function, "__qualname__", repr(function))
         _check_is_plain(function, name)
-        low = keras.config.dtype_policy().compute_dtype in ("float16", "bfloat16")
-        return cls(function, name, name, False, low, in_loop=True)
+        inexact = is_inexact(keras.config.dtype_policy().compute_dtype)
+        return cls(function, name, name, False, inexact, in_loop=True)
 
-    @property
-    def is_inexact(self) -> bool:
-        """True if rounding is coarse: in half precision, and by the short products of GPUs."""
-        return self.is_low_precision or bool(tf.config.list_logical_devices("GPU"))
+
+def is_inexact(*dtypes: str) -> bool:
+    """Returns whether rounding is coarse: in half precision, and by the short products of GPUs."""
+    is_half = any(dtype in ("float16", "bfloat16") for dtype in dtypes)
+    return is_half or bool(tf.config.list_logical_devices("GPU"))
 
 
 def _check_is_plain(function: Callable[[Nest], Nest], name: str) -> None:

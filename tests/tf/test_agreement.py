@@ -1,6 +1,5 @@
-"""Means of logs and facts of models, with collectives of fixed values."""
+"""Facts of models, with collectives of fixed values."""
 
-import math
 import runpy
 
 import keras
@@ -11,7 +10,6 @@ from keras.src.losses.losses import LossFunctionWrapper
 from lbbsp_core import DisagreementError
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.collectives import SingleWorker
-from lbbsp_core.runtime.exchange.protocol import pack_float
 from lbbsp_tf.exactness import agreement
 
 
@@ -23,29 +21,6 @@ class Peers(SingleWorker):
 
     def all_gather(self, values):
         return [list(values), *self.rows]
-
-
-def message(weight, *values):
-    return [weight, *(half for value in values for half in pack_float(value))]
-
-
-@pytest.mark.parametrize(
-    ("mine", "peer", "mean"),
-    [
-        ((3, 1.0), (1, 5.0), 2.0),
-        ((0, math.nan), (2, 5.0), 5.0),
-        ((1, 0.1), (2, 0.1), 0.1),
-        ((0, 1.0), (0, 1.0), 1.0),
-        ((1, math.inf), (1, 0.0), math.inf),
-    ],
-)
-def test_means_are_weighted_and_skip_workers_without_rows(mine, peer, mean):
-    assert agreement.weighted_means([mine[1]], mine[0], Peers(message(*peer))) == [mean]
-
-
-def test_a_nan_of_one_worker_is_seen_by_all():
-    (mean,) = agreement.weighted_means([1.0], 1, Peers(message(1, math.nan)))
-    assert math.isnan(mean)
 
 
 def model():

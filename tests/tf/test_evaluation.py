@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 from lbbsp_tf import compat
-from lbbsp_tf.compat.evaluation import Kind, ReplicaRows, Rows, rows_of, split_rows
-from lbbsp_tf.compat.metrics import is_of_keras, is_whole
+from lbbsp_tf.compat.evaluation import Kind, ReplicaRows, Rows, has_mean_loss, rows_of, split_rows
+from lbbsp_tf.compat.fitting import is_of_keras
+from lbbsp_tf.compat.metrics import is_whole, whole_batches
 from lbbsp_tf.exactness.effects import kinds_of_evaluated
 
 
@@ -122,7 +123,7 @@ def test_losses_of_keras_are_known(loss, is_mean):
     x = keras.Input((2,))
     model = keras.Model(x, keras.layers.Dense(1)(x))
     model.loss = loss
-    assert compat.has_mean_loss(model) is is_mean
+    assert has_mean_loss(model) is is_mean
 
 
 def largest(y_true, y_pred):
@@ -160,7 +161,7 @@ def test_large_inputs_of_a_metric_stay_on_their_workers_and_are_named(caplog):
     (metric,) = model.metrics[1].metrics
 
     def update(values):
-        with compat.whole_batches(tf.constant(1.0), lambda tensors, run: run(tensors)):
+        with whole_batches((tf.constant(1.0), lambda tensors, run: run(tensors))):
             metric.update_state(values, values)
 
     strategy.run(update, (tf.constant(x[:, 0]),))

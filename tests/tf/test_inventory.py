@@ -1,11 +1,9 @@
 """States of patches in versions of Keras that differ from those installed."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from lbbsp_tf.compat.inventory import Patch, state_of
-from lbbsp_tf.compat.values import patched
+from lbbsp_tf.compat.inventory import state_of
+from lbbsp_tf.compat.values import patch, patch_broken, replaced
 
 
 class Owner:
@@ -15,30 +13,30 @@ class Owner:
         """Does nothing."""
 
 
-def replace():
-    """Applies a patch."""
-    Owner.build = patched(lambda self: None)
-
-
-def test_a_patch_that_is_applied_is_needed():
-    before = Owner.build
-    try:
-        assert state_of(Patch("x", replace, Owner, ("build",))).text == "needed, and in place"
-    finally:
-        Owner.build = before
+def apply(name, sign):
+    return lambda: patch_broken(Owner, name, sign, lambda original, self: None)
 
 
 @pytest.mark.parametrize(
-    ("patch", "is_right", "text"),
+    ("apply", "is_right", "text"),
     [
-        (Patch("x", lambda: None, Owner, ("build",)), False, "needed, but not in place"),
-        (Patch("x", lambda: None, Owner, ("build",), "it works"), True, "not in place: it works"),
-        (Patch("x", lambda: None, Owner, ("gone",), "it works"), False, "there is no Owner.gone"),
-        (Patch("x", lambda: Owner.gone), False, "cannot be applied: AttributeError"),
-        (Patch("x", lambda: SimpleNamespace()), True, "needed; applied while a fit is prepared"),
+        (lambda: patch(Owner, "build", lambda original, self: None), True, "needed, and in place"),
+        (apply("build", "def build"), True, "needed, and in place"),
+        (apply("build", "Keras 2"), True, "not in place: this version does not need it"),
+        (apply("gone", "def gone"), False, "not in place: there is no Owner.gone any more"),
+        (lambda: patch(Owner, "gone", print), False, "cannot be applied: AttributeError"),
+        (lambda: replaced(Owner, "build", None), True, "needed; applied while a fit is prepared"),
     ],
 )
-def test_a_patch_that_is_not_in_place_is_explained(patch, is_right, text):
-    state = state_of(patch)
+def test_the_state_of_a_patch_is_explained(monkeypatch, apply, is_right, text):
+    monkeypatch.setattr(Owner, "build", Owner.build)
+    state = state_of("x", apply)
     assert state.is_right == is_right
     assert text in state.text
+
+
+def test_parts_that_are_not_needed_are_named(monkeypatch):
+    monkeypatch.setattr(Owner, "build", Owner.build)
+    both = lambda: (apply("__str__", "Keras 2")(), apply("build", "def build")())  # noqa: E731
+    monkeypatch.setattr(Owner, "__str__", lambda self: "owner", raising=False)
+    assert state_of("x", both).text == "needed, and in place; but not Owner.__str__"

@@ -103,6 +103,8 @@ def test_a_mean_is_weighted_in_the_order_of_the_ranks(monkeypatch):
 def test_equal_values_are_not_rounded_and_workers_without_weight_do_not_count(monkeypatch):
     gathers(monkeypatch, (0.3, 0.1), (0.0, math.nan))
     assert weighted_mean(SingleWorker(), [0.1], weight=0.7) == [0.1]
+    gathers(monkeypatch, (1.0, math.nan))
+    assert math.isnan(weighted_mean(SingleWorker(), [1.0], weight=1)[0])
 
 
 @pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
