@@ -12,7 +12,6 @@ import numpy.typing as npt
 from lbbsp_core.runtime.checkpoint.writer import Every
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.data.sampler import BatchSampler, Data, make_sampler
-from lbbsp_mx.reliability.checkpoint import Checkpoints
 from lbbsp_mx.trainer.steps import Training
 
 
@@ -24,10 +23,6 @@ class TrainingControl:
     @property
     def _session(self) -> PipelinedSession:
         return self.training.session
-
-    @property
-    def _checkpoints(self) -> Checkpoints:
-        return self.training.checkpoints
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -83,8 +78,8 @@ class TrainingControl:
         """
         self.training.steps.check_leads()
         draws = self.training.steps.draws
-        made = make_sampler(self._session, draws, data, seed, shuffle, sampler, beside, work=work)
-        self._checkpoints.check_order()
+        made = make_sampler(self._session, draws, data, seed, shuffle, sampler, beside, work)
+        self.training.checkpoints.check_order()
         made.before_draw = self.training.begin_epoch
         return made
 
@@ -181,7 +176,7 @@ class TrainingControl:
                     ...
                     trainer.step(x.shape[0])
         """
-        return self._checkpoints.resume(folder, every)
+        return self.training.checkpoints.resume(folder, every)
 
     def save(self, folder: str | Path) -> None:
         """Writes a checkpoint: weights, optimizer, balancer, and the position in the data.
@@ -193,7 +188,7 @@ class TrainingControl:
         Args:
             folder: Folder that all workers share; it is created.
         """
-        self._checkpoints.save(folder)
+        self.training.checkpoints.save(folder)
 
     def load(self, folder: str | Path) -> bool:
         """Continues from the newest complete checkpoint of `save`, exactly after its step.
@@ -210,7 +205,7 @@ class TrainingControl:
         Raises:
             ValueError: The checkpoint is of other data, another order or network; nothing changes.
         """
-        return self._checkpoints.load(folder)
+        return self.training.checkpoints.load(folder)
 
     def save_states(self, fname: str) -> None:
         """Saves the states of the optimizer and of this worker's balancer, without pickle.
@@ -222,7 +217,7 @@ class TrainingControl:
         Raises:
             ValueError: The optimizer has state that cannot be saved.
         """
-        self._checkpoints.save_file(fname)
+        self.training.checkpoints.save_file(fname)
 
     def load_states(self, fname: str) -> None:
         """Loads a file of `save_states`; all workers must, at the same time.
@@ -236,4 +231,4 @@ class TrainingControl:
         Raises:
             ValueError: The file is damaged, or of other data, another order, network or optimizer.
         """
-        self._checkpoints.load_file(fname)
+        self.training.checkpoints.load_file(fname)

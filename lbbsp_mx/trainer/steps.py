@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, SupportsFloat, TypeAlias
 
 import mxnet as mx
+import numpy as np
 from mxnet import gluon
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx import compat
-from lbbsp_mx.data.sampler import Draws, part_sizes
+from lbbsp_mx.data.sampler import Draws
 from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints
 from lbbsp_mx.reliability.parts import TrainerParts
@@ -52,15 +53,14 @@ class StepSizes(NamedTuple):
                 "and make a step for each; to accumulate gradients, pass accumulate to the trainer"
             )
 
-    def divisor_of_means(self, batch_size: float) -> float:
-        """Returns 1, by which `update` divides mean gradients, if its batch size is plausible."""
+    def check_of_means(self, batch_size: float) -> None:
+        """Checks the batch size that is passed to `update`, which changes nothing there."""
         if self.is_planned and batch_size not in (1, self.local, *self.parts, self.total):
             raise ValueError(
                 f"update must be called with 1, the {self.local} samples of worker {self.rank}"
                 f"{self._or_a_part}, or the {self.total} samples of all workers, got "
                 f"{batch_size!r}: each has the same effect, since the gradients are means"
             )
-        return 1.0
 
     @property
     def _or_a_part(self) -> str:
@@ -71,9 +71,7 @@ class StepSizes(NamedTuple):
 class Steps:
     """Steps of a trainer, each of which ends at a barrier where the next plan is decided.
 
-    Args:
-        session: Session of the training.
-        draws: Loader batches that were drawn.
+    `draws` are the loader batches that were drawn.
     """
 
     is_beside = False
@@ -85,29 +83,36 @@ class Steps:
         self.has_rows = False  # whether the script slices this worker's rows of global batches
         self.shows_sizes = False  # whether the script has read the plan, to draw batches itself
         self.pauses = False  # whether layers or other trainers pause the timer within a step
-        self._has_warned = session.workers == 1
-        self._knows_draws = session.workers == 1
+        self._has_warned = self._knows_draws = session.workers == 1
 
     def join(self) -> None:
         """Does nothing, because there is no other trainer."""
 
     def check_leads(self) -> None:
         """Raises ValueError if these are steps beside those of another trainer."""
+        if self.is_beside:
+            raise ValueError(
+                "this trainer steps beside another one, which has the plan: pass the other one as "
+                "`beside`, and call batch_sampler of the other one"
+            )
 
     def check_single(self) -> None:
         """Raises ValueError if several trainers make steps on the same batches."""
-        if self.others:
+        if self.is_beside or self.others:
             raise ValueError(SEVERAL_CHECKPOINTS)
-
-    def begin_epoch(self) -> None:
-        """Notes that batches are drawn for these steps from now on."""
-        runtime().drawn_for = weakref.ref(self)
 
     def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
         """Begins a step, if it fits the plan and the batches that were drawn; returns its sizes."""
-        self._warn_of_others()
-        if unused := self.draws.check(self.session.step, params):
-            self._skip(unused)
+        unused = self.draws.check(self.session.step, params)
+        if unused and self.session.workers > 1:
+            raise ValueError(
+                f"the batch of step {self.session.step} was drawn, and no step was made before the "
+                "next one: call step on all workers for every batch (to leave out gradients that "
+                "are not finite, zero_grad() before it), and try out learning rates on a loader "
+                "without batch_sampler"
+            )
+        for _ in range(unused):
+            self.session.skip_step()
         sizes = self._sizes(batch_size)
         if batch_size is not None:
             sizes.check(batch_size)
@@ -123,27 +128,21 @@ class Steps:
         if at_once or self.pauses or self.session.workers == 1:
             self.session.finish_barrier()
 
-    def _skip(self, unused: int) -> None:
-        """Skips the steps of batches that were not used, which a single worker may do."""
-        if self.session.workers > 1:
-            raise ValueError(
-                f"the batch of step {self.session.step} was drawn, and no step was made before the "
-                "next one: call step on all workers for every batch (to leave out gradients that "
-                "are not finite, zero_grad() before it), and try out learning rates on a loader "
-                "without batch_sampler"
-            )
-        for _ in range(unused):
-            self.session.skip_step()
-
     def _check_drawing(self) -> None:
-        """Checks once that the script draws batches by the plan, whose first sizes are even."""
+        """Checks once that batches are drawn by this plan, whose first sizes are even."""
+        other = runtime().drawn_for()
+        if isinstance(other, Steps) and other is not self and other.session.in_epoch:
+            if not self._has_warned:
+                logger.warning(
+                    "a trainer steps while batches of another one are drawn, and each measures the "
+                    "waits of the other: to share the batches, pass beside=trainer to one of them"
+                )
+            self._has_warned = self._knows_draws = True
         if self._knows_draws:
             return
         self._knows_draws = True
         if self.session.order is not None or self.has_rows or self.shows_sizes:
             return
-        if self._other_draws():
-            return  # there is a warning with another remedy
         remedy = "pass DataLoader(dataset, batch_sampler=trainer.batch_sampler(len(dataset)))"
         if not self.session.balancer.policy.is_static:
             raise ValueError(
@@ -156,41 +155,23 @@ class Steps:
             remedy,
         )
 
-    def _warn_of_others(self) -> None:
-        """Warns once if another trainer draws batches meanwhile."""
-        if not self._has_warned and self._other_draws():
-            self._has_warned = True
-            logger.warning(
-                "a trainer steps while batches of another one are drawn, and each measures the "
-                "waits of the other: to share the batches, pass beside=trainer to one of them"
-            )
-
-    def _other_draws(self) -> bool:
-        """Returns whether the running epoch is drawn by the plan of another trainer."""
-        other = runtime().drawn_for()
-        return isinstance(other, Steps) and other is not self and other.session.in_epoch
-
     def _sizes(self, batch_size: int | None) -> StepSizes:
         """Reads the batch sizes of the running step from the plan, if it has one."""
         session, rank = self.session, self.session.rank
         if session.workers == 1 and session.order is None and not self.has_rows:
             size = 1 if batch_size is None else batch_size  # if only `update` will know it
             return StepSizes(size, (), size, 0, is_planned=False)
-        sizes, parts = session.sizes, self.draws.parts
-        local = sizes[rank]
-        cut = part_sizes(local, parts, self.draws.unit) if parts > 1 else ()
-        return StepSizes(local, cut, sum(sizes), rank, is_planned=True)
+        sizes = session.sizes
+        cut = self.draws.cut(np.arange(sizes[rank])) if self.draws.parts > 1 else ()
+        return StepSizes(sizes[rank], tuple(map(len, cut)), sum(sizes), rank, is_planned=True)
 
 
 class StepsBeside(Steps):
-    """Steps of a trainer within those of another one, whose plan and timer it shares.
+    """Steps of a trainer within those of another one, the leader, whose plan and timer it shares.
 
     Each ends at a barrier of its own. The wait there counts as little as busy time as that of the
-    other trainer, but the work before it does count. Workers tell each other their batch sizes,
-    since the step may be on the batch for which the other trainer steps next, or has just stepped.
-
-    Args:
-        leader: Steps of the other trainer.
+    leader, but the work before it does count. Workers tell each other their batch sizes, since the
+    step may be on the batch for which the leader steps next, or has just stepped.
     """
 
     is_beside = True
@@ -200,51 +181,32 @@ class StepsBeside(Steps):
         self._leader, self._number = leader, leader.others + 1
 
     def join(self) -> None:
-        """Tells the steps of the other trainer, for good, that there are steps beside them."""
+        """Tells the steps of the leader, for good, that there are steps beside them."""
         self._leader.pauses, self._leader.others = True, self._leader.others + 1
 
-    def check_leads(self) -> None:
-        """Raises ValueError: the other trainer leads."""
-        raise ValueError(
-            "this trainer steps beside another one, which has the plan: pass the other one as "
-            "`beside`, and call batch_sampler of the other one"
-        )
-
-    def check_single(self) -> None:
-        """Raises ValueError: there are several trainers."""
-        raise ValueError(SEVERAL_CHECKPOINTS)
-
     def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
-        """Begins a step; the total of its sizes is known at its end."""
+        """Begins a step on the batch of either step; the total is known at the end."""
         self.draws.check_adding(params)
-        running = self._sizes(batch_size)
-        if running.is_planned:
-            running = _on_batch(self._leader.now, running, batch_size)
-        self.now = running
-        return running
+        last, self.now = self._leader.now, self._sizes(batch_size)
+        if not self.now.is_planned:
+            return self.now
+        if batch_size is None:
+            raise ValueError(
+                "allreduce_grads of a trainer beside another one needs the samples of this "
+                "worker's batch, because the other one may step before or after it: pass batch_size"
+            )
+        if last is not None and batch_size == last.local:
+            self.now = last
+        else:
+            self.now._replace(parts=()).check(batch_size)
+        return self.now
 
     def end(
         self, computed: Wait, summed: Wait, weight: float | None = None, *, at_once: bool = True
     ) -> None:
-        """Passes the barrier within the step of the other trainer."""
-        if self.now is None:
-            raise RuntimeError("a step must begin before it ends")
-        local = self.now.local
-        sizes = self.session.pass_inner(self._number, computed, summed, local, weight)
+        """Passes the barrier within the step of the leader."""
+        sizes = self.session.pass_inner(self._number, computed, summed, self.now.local, weight)
         self.now = self.now._replace(total=sum(sizes))
-
-
-def _on_batch(last: StepSizes | None, running: StepSizes, batch_size: int | None) -> StepSizes:
-    """Returns the sizes of a step on a whole batch of either step."""
-    if batch_size is None:
-        raise ValueError(
-            "allreduce_grads of a trainer beside another one needs the samples of this worker's "
-            "batch, because the other one may step before or after it: pass batch_size"
-        )
-    if last is not None and batch_size == last.local:
-        return last
-    running._replace(parts=()).check(batch_size)
-    return running
 
 
 class Training:
@@ -257,19 +219,18 @@ class Training:
         self, parts: TrainerParts, steps: Steps, total: int | None, leader: Training | None = None
     ) -> None:
         self.parts, self.steps, self.session, self.total = parts, steps, steps.session, total
+        self._weights = SampleWeights.of_process() if self.session.workers > 1 else None
         self.agreement = Agreement(parts, self.session, leader and leader.agreement)
         self.checkpoints = Checkpoints(parts, self.session, steps.check_single)
-
-    def end_with_process(self) -> None:
-        """Ends the last step before this process leaves the cluster."""
-        # Peers wait for the message of the last barrier, which comes first; a slow file system
-        # comes last.
-        runtime().endings.add(
-            self.session.flush,
-            self.checkpoints.schedule.close,
-            self.agreement.close,
-            self.session.finish_barrier,
-        )
+        if leader is None and total is not None:
+            # Peers wait for the message of the last barrier, which comes first; a slow file system
+            # comes last.
+            runtime().endings.add(
+                self.session.flush,
+                self.checkpoints.schedule.close,
+                self.agreement.close,
+                self.session.finish_barrier,
+            )
 
     def beside(self, total: int | None, parts: int, options: dict[str, Any]) -> StepsBeside:
         """Returns the steps of a trainer beside this one, if its arguments are those of this one.
@@ -279,14 +240,12 @@ class Training:
         self.steps.check_leads()
         if self.checkpoints.regular:
             raise ValueError(SEVERAL_CHECKPOINTS)
-        for name, theirs, ours in (
-            ("global_batch_size", total, self.total),
-            ("accumulate", parts, self.steps.draws.parts),
-        ):
-            if theirs not in (None, ours):
+        own = {"global_batch_size": self.total, "accumulate": self.steps.draws.parts}
+        for name, given in (("global_batch_size", total), ("accumulate", parts)):
+            if given not in (None, own[name]):
                 raise ValueError(
-                    f"{name} must be that of the trainer beside which this one steps, {ours}, got "
-                    f"{theirs}: pass it to that trainer, since both step on the same batches"
+                    f"{name} must be that of the trainer beside which this one steps, {own[name]}, "
+                    f"got {given}: pass it to that trainer, since both step on the same batches"
                 )
         if options:
             raise ValueError(
@@ -300,8 +259,10 @@ class Training:
         self.steps.join()
         self.agreement.join()
 
-    def begin_step(self) -> None:
+    def begin_step(self, weight: float | None) -> None:
         """Leaves if a worker was asked to, and compares what must be equal; before the sums."""
+        if self._weights is not None:
+            self._weights.warn_of_means(weight)
         self.checkpoints.schedule.leave_if_preempted()
         self.agreement.begin_step()
 
@@ -312,8 +273,8 @@ class Training:
             self.checkpoints.end_step(step)
 
     def begin_epoch(self) -> None:
-        """Compares the parameters before the first batch is drawn."""
-        self.steps.begin_epoch()
+        """Notes whose batches are drawn from now on, and compares the parameters before."""
+        runtime().drawn_for = weakref.ref(self.steps)
         self.agreement.before_draw()
 
 
@@ -362,6 +323,8 @@ class SampleWeights:
     def _notice(self) -> None:
         self._seen = self._seen or mx.autograd.is_recording()
 
-
-sample_weights = functools.lru_cache(SampleWeights)
-"""Returns the only observer of this process; gluon's losses are patched once."""
+    @classmethod
+    @functools.cache
+    def of_process(cls) -> SampleWeights:
+        """Returns the only observer of this process; gluon's losses are patched once."""
+        return cls()

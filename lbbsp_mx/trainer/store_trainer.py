@@ -39,16 +39,11 @@ class StoreTrainer(gluon.Trainer):
         super().__init__(*args)
 
     def _init_kvstore(self) -> None:
-        if self._store.workers == 1:
-            self._init_own_store()
-            return
-        self._kvstore = self._store
-        self._distributed = True
-        self._update_on_kvstore = False
-        self._kv_initialized = True
-
-    def _init_own_store(self) -> None:
         """Creates gluon's store; states that were loaded before are those of its optimizer."""
+        if self._store.workers > 1:
+            self._kvstore, self._distributed = self._store, True
+            self._update_on_kvstore, self._kv_initialized = False, True
+            return
         config = self._kvstore_params
         store, updates = config["kvstore"], config["update_on_kvstore"]
         if isinstance(store, SharedStore):  # trainers that share it have keys of their own

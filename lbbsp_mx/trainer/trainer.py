@@ -12,25 +12,11 @@ from lbbsp_mx.parameters import Parameters, as_created, facts_of, keep_whole
 from lbbsp_mx.reliability.gluon_states import gluon_order
 from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.collectives import TrainerStore
-from lbbsp_mx.trainer.checks import (
-    Store,
-    check_options,
-    gluon_store,
-    refuse_inexact,
-    store_of,
-    trains_alone,
-)
+from lbbsp_mx.trainer import checks
 from lbbsp_mx.trainer.control import TrainingControl
 from lbbsp_mx.trainer.session import start_session
 from lbbsp_mx.trainer.stages import Gradients, IdleDevices, learning, stages_of
-from lbbsp_mx.trainer.steps import (
-    Steps,
-    Training,
-    Weight,
-    checked_weight,
-    sample_weights,
-    total_weight,
-)
+from lbbsp_mx.trainer.steps import Steps, Training, Weight, checked_weight, total_weight
 from lbbsp_mx.trainer.store_trainer import StoreTrainer
 
 
@@ -94,7 +80,7 @@ class Trainer(TrainingControl, StoreTrainer):
         params: Parameters,
         optimizer: str | mx.optimizer.Optimizer,
         optimizer_params: dict[str, object] | None = None,
-        kvstore: Store = "dist_sync",
+        kvstore: checks.Store = "dist_sync",
         compression_params: dict[str, object] | None = None,
         update_on_kvstore: bool | None = None,
         *,
@@ -113,68 +99,47 @@ class Trainer(TrainingControl, StoreTrainer):
         if leader is not None:
             steps = leader.beside(global_batch_size, accumulate, options)
             global_batch_size, needing = leader.total, []
-        alone = trains_alone(kvstore) if beside is None else beside._store.workers == 1
-        check_options(alone, compression_params, update_on_kvstore, global_batch_size, needing)
-        stores = (gluon_store(kvstore), compression_params, update_on_kvstore)
+        alone = checks.trains_alone(kvstore) if beside is None else beside._store.workers == 1
+        checks.check_options(
+            alone, compression_params, update_on_kvstore, global_batch_size, needing
+        )
+        stores = (checks.gluon_store(kvstore), compression_params, update_on_kvstore)
         super().__init__(as_created(params), optimizer, optimizer_params, *stores)
-        self.kvstore = store_of(kvstore, alone) if beside is None else beside.kvstore
-        self._store = TrainerStore(self.kvstore)
+        self.kvstore = checks.store_of(kvstore, alone) if beside is None else beside.kvstore
+        self._store = store = TrainerStore(self.kvstore)
         if global_batch_size is not None:
-            refuse_inexact(self._params, mean_loss, accumulate)
+            checks.refuse_inexact(self._params, mean_loss, accumulate)
         self.mean_loss = mean_loss
         self._weight: float | None = None
         self._total = 0.0  # by which gradients are divided; 0 if none are summed
         self._is_mean = False  # whether the gradients are divided already
-        parts = TrainerParts(
-            self,
-            self._params,
-            self._optimizer,
-            self._contexts,
-            self._store,
-            mean_loss,
-            gluon_order(params),
-            lambda: self._scale,
-        )
+        own = (self._params, self._optimizer, self._contexts, store, mean_loss)
+        parts = TrainerParts(self, *own, gluon_order(params), lambda: self._scale)
         if steps is None:
-            session = start_session(
-                parts,
-                global_batch_size,
-                chosen,
-                parts=accumulate,
-                has_grain="granularity" in options,
-            )
+            session = start_session(parts, global_batch_size, chosen, accumulate)
             steps = Steps(session, Draws(accumulate, len(self._contexts)))
         self.training = Training(parts, steps, global_batch_size, leader)
-        if leader is None and global_batch_size is not None:
-            self.training.end_with_process()
         if not alone:
             self._join_workers()
         else:  # gluon creates its store in the first step
             if global_batch_size is not None and len(self._contexts) > 1:
-                self._stages = [IdleDevices(self._params, lambda: self._update_on_kvstore)]
+                self._stages = [IdleDevices(lambda: self._update_on_kvstore)]
             self._connect(self._params)
         self.training.join()
 
     def _join_workers(self) -> None:
         """Compares this trainer with those of the other workers, and sends the parameters."""
-        sample_weights()
         keep_whole(self._params)
         self._init_kvstore()
         # before the first sum of arrays of these shapes
         number = self.training.agreement.number
         facts = {"mean_loss": int(self.mean_loss), "number of the trainer": number}
         handshake.compare(self._store, {**facts_of(self._params, self._optimizer), **facts})
-        self._stages = stages_of(
-            self._store, self.training.session, self._params, mean_loss=self.mean_loss
-        )
+        session = self.training.session
+        self._stages = stages_of(self._store, session, self._params, self.mean_loss)
         self._synchronise()
 
-    def step(
-        self,
-        batch_size: int,
-        ignore_stale_grad: bool = False,
-        weight: Weight = None,
-    ) -> None:
+    def step(self, batch_size: int, ignore_stale_grad: bool = False, weight: Weight = None) -> None:
         """Sums gradients over workers, updates by their mean, and decides the next plan.
 
         Args:
@@ -260,8 +225,8 @@ class Trainer(TrainingControl, StoreTrainer):
             raise ValueError(
                 "update must follow allreduce_grads: call allreduce_grads first, or call step"
             )
-        one = self._now.divisor_of_means(batch_size)
-        total = one if self._is_mean else batch_size
+        self._now.check_of_means(batch_size)
+        total = 1 if self._is_mean else batch_size
         self._total, self._is_mean = 0.0, False
         super().update(total, ignore_stale_grad)
         self.training.end_step(self.training.session.step - 1)
@@ -275,23 +240,20 @@ class Trainer(TrainingControl, StoreTrainer):
         self._weight = checked_weight(weight)
         self._now = self.training.steps.begin(batch_size, self._params)
         self._total, self._is_mean = float(self._now.total), False
-        if self._store.workers > 1:
-            sample_weights().warn_of_means(self._weight)
-        else:  # whose weight is the total, and whose mean is that of the whole batch
+        if self._store.workers == 1:  # its weight is the total, its mean that of the whole batch
             if self._weight is not None:
                 self._total = total_weight([self._weight])
             if self.mean_loss:
                 self._total = 1.0
-        self.training.begin_step()
+        self.training.begin_step(self._weight)
 
     def _needs_sums(self, ignores_stale: bool) -> bool:
         """Returns whether the sums must be complete before the update is queued."""
-        if self._store.workers == 1:
-            return False
-        is_mixed = getattr(self, "_amp_loss_scaler", None) is not None
-        knows_total = self._weight is None and not self.training.steps.is_beside
+        training = self.training
+        is_mixed = training.parts.loss_scaler is not None
+        learns_total = self._weight is not None or training.steps.is_beside
         reads = any(stage.reads_sums(ignores_stale=ignores_stale) for stage in self._stages)
-        return is_mixed or not knows_total or reads
+        return self._store.workers > 1 and (is_mixed or learns_total or reads)
 
     def _finish_sums(self) -> None:
         """Passes the barrier, and waits for the sums; several workers know their total then."""
