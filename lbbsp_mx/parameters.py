@@ -121,10 +121,12 @@ def _whole_arrays(param: gluon.Parameter) -> Arrays:
     return arrays
 
 
-def exchange_whole(param: gluon.Parameter, exchange: Callable[[mx.nd.NDArray], None]) -> None:
+def exchange_whole(
+    param: gluon.Parameter, exchange: Callable[[mx.nd.NDArray, Arrays], None]
+) -> None:
     """Exchanges a row-sparse parameter as a dense copy, in which `exchange` puts its new values."""
     values = _whole_arrays(param)[0].tostype("default")
-    exchange(values)
+    exchange(values, [values])
     rows = np.arange(param.shape[0])  # also those that are zero: optimizers need them
     for array in _whole_arrays(param):
         mx.nd.sparse.row_sparse_array(

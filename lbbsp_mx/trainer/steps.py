@@ -85,9 +85,6 @@ class Steps:
         self.pauses = False  # whether layers or other trainers pause the timer within a step
         self._has_warned = self._knows_draws = session.workers == 1
 
-    def join(self) -> None:
-        """Does nothing, because there is no other trainer."""
-
     def check_leads(self) -> None:
         """Raises ValueError if these are steps beside those of another trainer."""
         if self.is_beside:
@@ -180,10 +177,6 @@ class StepsBeside(Steps):
         super().__init__(leader.session, leader.draws)
         self._leader, self._number = leader, leader.others + 1
 
-    def join(self) -> None:
-        """Tells the steps of the leader, for good, that there are steps beside them."""
-        self._leader.pauses, self._leader.others = True, self._leader.others + 1
-
     def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
         """Begins a step on the batch of either step; the total is known at the end."""
         self.draws.check_adding(params)
@@ -220,6 +213,7 @@ class Training:
     ) -> None:
         self.parts, self.steps, self.session, self.total = parts, steps, steps.session, total
         self._weights = SampleWeights.of_process() if self.session.workers > 1 else None
+        self._leader = leader
         self.agreement = Agreement(parts, self.session, leader and leader.agreement)
         self.checkpoints = Checkpoints(parts, self.session, steps.check_single)
         if leader is None and total is not None:
@@ -256,7 +250,9 @@ class Training:
 
     def join(self) -> None:
         """Takes part in the steps of the other trainer, for good, once this one is complete."""
-        self.steps.join()
+        if self._leader is not None:
+            self._leader.steps.pauses = True
+            self._leader.steps.others += 1
         self.agreement.join()
 
     def begin_step(self, weight: float | None) -> None:

@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import mxnet as mx
 from mxnet import gluon
 
 from lbbsp_mx import cluster
-from lbbsp_mx.fence import Fence
 from lbbsp_mx.parameters import copy_rows, exchange_whole, is_sparse
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.kvstore import SharedStore
-from lbbsp_mx.trainer.stages import GradientStage
-from lbbsp_mx.trainer.steps import StepSizes, Training, Wait
+from lbbsp_mx.trainer.steps import Training
 
 
 class StoreTrainer(gluon.Trainer):
@@ -26,17 +23,8 @@ class StoreTrainer(gluon.Trainer):
     """
 
     mean_loss: bool
-    _store: TrainerStore
-    _stages: list[GradientStage]
     training: Training
-    _now: StepSizes  # of the running step
-    _weight: float | None  # of this worker's batch
-    _waits: tuple[Wait, Wait]  # for the gradients, and for their sums
-
-    def __init__(self, *args: Any) -> None:
-        self._stages = []
-        self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
-        super().__init__(*args)
+    _store: TrainerStore
 
     def _init_kvstore(self) -> None:
         """Creates gluon's store; states that were loaded before are those of its optimizer."""
@@ -61,10 +49,10 @@ class StoreTrainer(gluon.Trainer):
             updater.states_synced = dict.fromkeys(updater.states, False)
 
     def _row_sparse_pull(
-        self, parameter: gluon.Parameter, out: Any, row_id: Any, full_idx: bool = False
+        self, parameter: gluon.Parameter, out: Any, *rows: Any, **options: Any
     ) -> None:
         if self._store.workers == 1:
-            super()._row_sparse_pull(parameter, out, row_id, full_idx)
+            super()._row_sparse_pull(parameter, out, *rows, **options)
         else:
             copy_rows(parameter, out)
 
@@ -78,11 +66,8 @@ class StoreTrainer(gluon.Trainer):
         self._params_to_init = [param for param in waiting if param not in sparse]
         super()._init_params()
         for param in sparse:
-            exchange_whole(param, partial(self._broadcast, self._param2idx[param.name]))
+            exchange_whole(param, partial(self._store.broadcast, self._param2idx[param.name]))
         self._connect(param for param in waiting if param not in self._params_to_init)
-
-    def _broadcast(self, number: int, values: mx.nd.NDArray) -> None:
-        self._store.broadcast(number, values, [values])
 
     def _connect(self, params: Iterable[gluon.Parameter]) -> None:
         """Connects the layers of these parameters that normalise over all workers."""
@@ -93,13 +78,8 @@ class StoreTrainer(gluon.Trainer):
                 param.lbbsp_synchronised.connect(self._store, self.training.session, *options)
                 steps.pauses = True
 
-    def _synchronise(self) -> None:
-        """Sends the parameters of worker 0 to all workers, now or once their shapes are known."""
-        self._init_params()
-        for param in self._params_to_init:
-            param._finish_deferred_init = partial(self._finish, param, param._finish_deferred_init)
-
     def _finish(self, param: gluon.Parameter, finish: Callable[[], None]) -> None:
+        """Sends a parameter of worker 0 when its shape has become known."""
         deferred = bool(param._deferred_init)
         finish()
         if deferred:

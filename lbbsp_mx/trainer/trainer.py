@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mxnet as mx
 
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
 from lbbsp_mx.data.sampler import Draws
+from lbbsp_mx.fence import Fence
 from lbbsp_mx.parameters import Parameters, as_created, facts_of, keep_whole
 from lbbsp_mx.reliability.gluon_states import gluon_order
 from lbbsp_mx.reliability.parts import TrainerParts
@@ -15,7 +18,7 @@ from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.trainer import checks
 from lbbsp_mx.trainer.control import TrainingControl
 from lbbsp_mx.trainer.session import start_session
-from lbbsp_mx.trainer.stages import Gradients, IdleDevices, learning, stages_of
+from lbbsp_mx.trainer.stages import Gradients, GradientStage, IdleDevices, learning, stages_of
 from lbbsp_mx.trainer.steps import Steps, Training, Weight, checked_weight, total_weight
 from lbbsp_mx.trainer.store_trainer import StoreTrainer
 
@@ -104,13 +107,14 @@ class Trainer(TrainingControl, StoreTrainer):
             alone, compression_params, update_on_kvstore, global_batch_size, needing
         )
         stores = (checks.gluon_store(kvstore), compression_params, update_on_kvstore)
+        self._stages: list[GradientStage] = []
+        self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
         super().__init__(as_created(params), optimizer, optimizer_params, *stores)
         self.kvstore = checks.store_of(kvstore, alone) if beside is None else beside.kvstore
         self._store = store = TrainerStore(self.kvstore)
         if global_batch_size is not None:
             checks.refuse_inexact(self._params, mean_loss, accumulate)
         self.mean_loss = mean_loss
-        self._weight: float | None = None
         self._total = 0.0  # by which gradients are divided; 0 if none are summed
         self._is_mean = False  # whether the gradients are divided already
         own = (self._params, self._optimizer, self._contexts, store, mean_loss)
@@ -137,7 +141,9 @@ class Trainer(TrainingControl, StoreTrainer):
         handshake.compare(self._store, {**facts_of(self._params, self._optimizer), **facts})
         session = self.training.session
         self._stages = stages_of(self._store, session, self._params, self.mean_loss)
-        self._synchronise()
+        self._init_params()
+        for param in self._params_to_init:  # once their shapes are known
+            param._finish_deferred_init = partial(self._finish, param, param._finish_deferred_init)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False, weight: Weight = None) -> None:
         """Sums gradients over workers, updates by their mean, and decides the next plan.
