@@ -20,11 +20,8 @@ from lbbsp_mx import env
 
 _SERVER_MODULE = "mxnet.kvstore.kvstore_server"
 
-_UNSUPPORTED_PYTHON = (3, 13)
-"""Oldest Python without a release of NumPy 1, on which MXNet 1.9.1 depends."""
 
-
-def import_mxnet() -> ModuleType:
+def import_mxnet() -> None:
     """Imports MXNet, after restoring the names that it needs in NumPy.
 
     If ``DMLC_ROLE`` is server or scheduler, MXNet would serve within the import, where nothing can
@@ -39,16 +36,17 @@ def import_mxnet() -> ModuleType:
     if env.role() in ("server", "scheduler"):
         sys.modules.setdefault(_SERVER_MODULE, ModuleType(_SERVER_MODULE))
     try:
-        import mxnet
-    except ModuleNotFoundError as error:
-        if error.name != "mxnet":
-            raise _explained(error) from error
-        raise ModuleNotFoundError(
-            f"mxnet is not installed: {_installation()}", name="mxnet"
-        ) from error
-    except (AttributeError, OSError) as error:
-        raise _explained(error) from error
-    return mxnet
+        import mxnet  # noqa: F401
+    except (ModuleNotFoundError, AttributeError, OSError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "mxnet":
+            missing = f"mxnet is not installed: {_installation()}"
+            raise ModuleNotFoundError(missing, name="mxnet") from error
+        remedy = f"{_installation()}, which installs compatible versions"
+        if isinstance(error, OSError):
+            remedy = "install libgomp1, libquadmath0 and libstdc++6"
+        elif "distutils" in str(error):
+            remedy = "pip install setuptools"
+        raise ImportError(f"mxnet cannot be imported ({error}): {remedy}") from error
 
 
 def restore_numpy_names() -> None:
@@ -147,21 +145,10 @@ def _names() -> dict[str, object]:
     return {"bool": bool, "PZERO": 0.0, "NZERO": -0.0, **numbers, **functions}
 
 
-def _explained(error: Exception) -> ImportError:
-    remedy = (
-        "install libgomp1, libquadmath0 and libstdc++6"
-        if isinstance(error, OSError)
-        else "pip install setuptools"
-        if "distutils" in str(error)
-        else f"{_installation()}, which installs compatible versions"
-    )
-    return ImportError(f"mxnet cannot be imported ({error}): {remedy}")
-
-
 def _installation() -> str:
     """Returns how to install MXNet for this Python, or where it can be installed."""
     command = "pip install 'lbbsp[mx]'"
-    if sys.version_info[:2] < _UNSUPPORTED_PYTHON:
+    if sys.version_info[:2] < (3, 13):  # the oldest Python without a release of NumPy 1
         return f"{command} (Linux on x86-64)"
     running = ".".join(map(str, sys.version_info[:2]))
     return (

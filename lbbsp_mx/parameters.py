@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import MethodType
+from functools import partial
 from typing import Any, TypeAlias
 
 import mxnet as mx
@@ -113,12 +113,11 @@ def keep_whole(params: Iterable[gluon.Parameter]) -> None:
     MXNet's servers would have to update them otherwise, and divide by a constant batch size.
     """
     for param in filter(is_sparse, params):
-        param.list_data = MethodType(_whole_arrays, param)
+        param.list_data = partial(_whole_arrays, param)
 
 
 def _whole_arrays(param: gluon.Parameter) -> Arrays:
-    arrays: Arrays = param._check_and_get(param._data, list)
-    return arrays
+    return param._check_and_get(param._data, list)
 
 
 def exchange_whole(

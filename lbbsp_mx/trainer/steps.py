@@ -26,8 +26,8 @@ logger = logging.getLogger("lbbsp.mx")
 Wait = Callable[[], None]
 
 SEVERAL_CHECKPOINTS = (
-    "checkpoints hold one trainer, and several make steps on the same batches: leave out resume, "
-    "save and load; save the parameters of each network, and save_states of each trainer"
+    "checkpoints hold one trainer, and several make steps on the same batches: in their place "
+    "save the parameters of each network, and save_states of each trainer"
 )
 
 Weight: TypeAlias = "SupportsFloat | mx.nd.NDArray | None"
@@ -79,6 +79,7 @@ class Steps:
     def __init__(self, session: PipelinedSession, draws: Draws) -> None:
         self.session, self.draws = session, draws
         self.now: StepSizes | None = None  # of the running step, or of the one that has ended
+        self.weight: float | None = None  # of this worker's batch, if it has one
         self.others = 0  # trainers that step beside this one
         self.has_rows = False  # whether the script slices this worker's rows of global batches
         self.shows_sizes = False  # whether the script has read the plan, to draw batches itself
@@ -98,8 +99,8 @@ class Steps:
         if self.is_beside or self.others:
             raise ValueError(SEVERAL_CHECKPOINTS)
 
-    def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
-        """Begins a step, if it fits the plan and the batches that were drawn; returns its sizes."""
+    def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> None:
+        """Begins a step, if it fits the plan and the batches that were drawn."""
         unused = self.draws.check(self.session.step, params)
         if unused and self.session.workers > 1:
             raise ValueError(
@@ -115,13 +116,10 @@ class Steps:
             sizes.check(batch_size)
         self._check_drawing()
         self.now = sizes
-        return sizes
 
-    def end(
-        self, computed: Wait, summed: Wait, weight: float | None = None, *, at_once: bool = False
-    ) -> None:
+    def end(self, computed: Wait, summed: Wait, *, at_once: bool = False) -> None:
         """Passes the barrier, in the background unless `at_once` or if others pause the timer."""
-        self.session.end_step(computed, summed, weight)
+        self.session.end_step(computed, summed, self.weight)
         if at_once or self.pauses or self.session.workers == 1:
             self.session.finish_barrier()
 
@@ -177,12 +175,12 @@ class StepsBeside(Steps):
         super().__init__(leader.session, leader.draws)
         self._leader, self._number = leader, leader.others + 1
 
-    def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
+    def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> None:
         """Begins a step on the batch of either step; the total is known at the end."""
         self.draws.check_adding(params)
         last, self.now = self._leader.now, self._sizes(batch_size)
         if not self.now.is_planned:
-            return self.now
+            return
         if batch_size is None:
             raise ValueError(
                 "allreduce_grads of a trainer beside another one needs the samples of this "
@@ -192,13 +190,11 @@ class StepsBeside(Steps):
             self.now = last
         else:
             self.now._replace(parts=()).check(batch_size)
-        return self.now
 
-    def end(
-        self, computed: Wait, summed: Wait, weight: float | None = None, *, at_once: bool = True
-    ) -> None:
+    def end(self, computed: Wait, summed: Wait, *, at_once: bool = True) -> None:
         """Passes the barrier within the step of the leader."""
-        sizes = self.session.pass_inner(self._number, computed, summed, self.now.local, weight)
+        own = self.now.local
+        sizes = self.session.pass_inner(self._number, computed, summed, own, self.weight)
         self.now = self.now._replace(total=sum(sizes))
 
 
@@ -255,10 +251,10 @@ class Training:
             self._leader.steps.others += 1
         self.agreement.join()
 
-    def begin_step(self, weight: float | None) -> None:
+    def begin_step(self) -> None:
         """Leaves if a worker was asked to, and compares what must be equal; before the sums."""
         if self._weights is not None:
-            self._weights.warn_of_means(weight)
+            self._weights.warn_of_means(self.steps.weight)
         self.checkpoints.schedule.leave_if_preempted()
         self.agreement.begin_step()
 
@@ -287,9 +283,9 @@ def checked_weight(weight: Weight) -> float | None:
     return number
 
 
-def total_weight(weights: Sequence[float] | None) -> float:
+def total_weight(weights: Sequence[float]) -> float:
     """Returns the sum of the weights of all workers, by rank."""
-    total = math.fsum(weights or ())
+    total = math.fsum(weights)
     if total <= 0:
         raise ValueError(
             "the sum of `weight` over all workers must be > 0, got 0: a global batch needs at "

@@ -103,12 +103,11 @@ class Trainer(TrainingControl, StoreTrainer):
             steps = leader.beside(global_batch_size, accumulate, options)
             global_batch_size, needing = leader.total, []
         alone = checks.trains_alone(kvstore) if beside is None else beside._store.workers == 1
-        checks.check_options(
-            alone, compression_params, update_on_kvstore, global_batch_size, needing
-        )
-        stores = (checks.gluon_store(kvstore), compression_params, update_on_kvstore)
+        own_store = (compression_params, update_on_kvstore)
+        checks.check_options(alone, *own_store, global_batch_size, needing)
         self._stages: list[GradientStage] = []
         self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
+        stores = (checks.gluon_store(kvstore), *own_store)
         super().__init__(as_created(params), optimizer, optimizer_params, *stores)
         self.kvstore = checks.store_of(kvstore, alone) if beside is None else beside.kvstore
         self._store = store = TrainerStore(self.kvstore)
@@ -122,6 +121,7 @@ class Trainer(TrainingControl, StoreTrainer):
         if steps is None:
             session = start_session(parts, global_batch_size, chosen, accumulate)
             steps = Steps(session, Draws(accumulate, len(self._contexts)))
+        self._steps = steps
         self.training = Training(parts, steps, global_batch_size, leader)
         if not alone:
             self._join_workers()
@@ -176,7 +176,7 @@ class Trainer(TrainingControl, StoreTrainer):
             super().update(self._total, ignore_stale_grad)
         else:
             super().step(self._total, ignore_stale_grad)  # the update is queued after the sums
-            self.training.steps.end(*self._waits, self._weight)
+            self._steps.end(*self._waits)
         self._total = 0.0
         self.training.end_step(step)
 
@@ -207,7 +207,7 @@ class Trainer(TrainingControl, StoreTrainer):
             )
         super().allreduce_grads()
         self._finish_sums()
-        if self._now.is_planned or self.mean_loss or self._weight is not None:
+        if self._steps.now.is_planned or self.mean_loss or self._steps.weight is not None:
             for number in learning(self._params):
                 for gradient in self._params[number].list_grad():
                     gradient /= self._total
@@ -231,7 +231,7 @@ class Trainer(TrainingControl, StoreTrainer):
             raise ValueError(
                 "update must follow allreduce_grads: call allreduce_grads first, or call step"
             )
-        self._now.check_of_means(batch_size)
+        self._steps.now.check_of_means(batch_size)
         total = 1 if self._is_mean else batch_size
         self._total, self._is_mean = 0.0, False
         super().update(total, ignore_stale_grad)
@@ -243,32 +243,29 @@ class Trainer(TrainingControl, StoreTrainer):
 
     def _begin(self, batch_size: int | None, weight: Weight) -> None:
         """Begins a step or a sum, if it fits the plan and the batches that were drawn."""
-        self._weight = checked_weight(weight)
-        self._now = self.training.steps.begin(batch_size, self._params)
-        self._total, self._is_mean = float(self._now.total), False
+        self._steps.weight = checked_weight(weight)
+        self._steps.begin(batch_size, self._params)
+        self._total, self._is_mean = float(self._steps.now.total), False
         if self._store.workers == 1:  # its weight is the total, its mean that of the whole batch
-            if self._weight is not None:
-                self._total = total_weight([self._weight])
+            if self._steps.weight is not None:
+                self._total = total_weight([self._steps.weight])
             if self.mean_loss:
                 self._total = 1.0
-        self.training.begin_step(self._weight)
+        self.training.begin_step()
 
     def _needs_sums(self, ignores_stale: bool) -> bool:
         """Returns whether the sums must be complete before the update is queued."""
-        training = self.training
-        is_mixed = training.parts.loss_scaler is not None
-        learns_total = self._weight is not None or training.steps.is_beside
+        is_mixed = self.training.parts.loss_scaler is not None
+        learns_total = self._steps.weight is not None or self._steps.is_beside
         reads = any(stage.reads_sums(ignores_stale=ignores_stale) for stage in self._stages)
         return self._store.workers > 1 and (is_mixed or learns_total or reads)
 
     def _finish_sums(self) -> None:
         """Passes the barrier, and waits for the sums; several workers know their total then."""
-        steps = self.training.steps
-        steps.end(*self._waits, self._weight, at_once=True)
-        self._now = steps.now
+        self._steps.end(*self._waits, at_once=True)
         if self._store.workers > 1:
-            weights = self.training.session.weights
-            self._total = float(self._now.total) if self._weight is None else total_weight(weights)
+            weights, now = self.training.session.weights, self._steps.now
+            self._total = float(now.total) if weights is None else total_weight(weights)
         for stage in reversed(self._stages):
             stage.after_sums(self._gradients)
 
@@ -276,7 +273,7 @@ class Trainer(TrainingControl, StoreTrainer):
 
     def _allreduce_grads(self) -> None:
         """Queues the sums; each gradient is sent as soon as it has been computed."""
-        gradients = self._gradients = Gradients(self._params, self._now, self._weight)
+        gradients = self._gradients = Gradients(self._params, self._steps.now, self._steps.weight)
         for stage in self._stages:
             stage.before_sums(gradients)
         measured = gradients.dense() if self.training.total else []
