@@ -45,9 +45,7 @@ def serve() -> NoReturn:
             if command == _OPTIMIZER:
                 store.set_optimizer(pickle.loads(body))
             else:  # as MXNet's own server
-                print(
-                    f"server {store.rank}: unknown command ({command}, {body!r})", file=sys.stderr
-                )
+                say(f"server {store.rank}: unknown command ({command}, {body!r})")
         except BaseException:  # MXNet would ignore it, and the workers would keep waiting
             end_now(1, traceback.format_exc())
 

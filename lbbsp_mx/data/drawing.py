@@ -184,7 +184,7 @@ def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int
         return len(data)
     session.finish_barrier()
     digests = _digests(data)
-    rows = session.collectives.all_gather([len(data), int(digests is not None)])
+    rows = session.collectives.all_gather([len(data), len(digests)])
     lengths = [row[0] for row in rows]
     if len(set(lengths)) > 1:
         raise DisagreementError(
@@ -192,24 +192,20 @@ def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int
             "(no SplitSampler, num_parts or data[rank::n]); the plan gives each worker its part"
         )
     if all(row[1] for row in rows):
-        check_samples(session.collectives, digests or [])
+        check_samples(session.collectives, digests)
     return len(data)
 
 
-def _digests(data: Sequence[Any]) -> list[Digest] | None:
-    """Returns digests of three samples; None if they cannot be compared."""
-    count = len(data)
+def _digests(data: Sequence[Any]) -> list[Digest]:
+    """Returns digests of three samples; none if they cannot be compared."""
+    last = len(data) - 1
     states = random.getstate(), np.random.get_state()  # reading may draw random numbers
     try:
-        found = []
-        for number in sorted({0, count // 2, count - 1} if count else ()):
-            once, again = (Digest.of(list(_arrays(data[number]))) for _ in range(2))
-            if not once.is_close(again):
-                return None
-            found.append(once)
-        return found
+        numbers = sorted({0, len(data) // 2, last} if last >= 0 else ())
+        once, again = ([Digest.of(list(_arrays(data[i]))) for i in numbers] for _ in range(2))
+        return once if all(map(Digest.is_close, once, again)) else []
     except Exception:  # training will show what is wrong with the data set
-        return None
+        return []
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])

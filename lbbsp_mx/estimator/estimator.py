@@ -77,19 +77,18 @@ class LoadBalancingHandler(
                 f"the estimator's trainer must be an lbbsp_mx.Trainer, got {kind.__module__}."
                 f"{kind.__name__}: pass Estimator(..., trainer=lbbsp_mx.Trainer(...))"
             )
-        training = estimator.trainer.training
-        checkpoints = training.checkpoints
+        checkpoints = estimator.trainer._checkpoints
         first = self._checkpoint is not None and not checkpoints.regular
         if first and checkpoints.resume(self._checkpoint, self._every):
             _leave_out_what_is_done(estimator)
         checkpoints.schedule.open()
-        self.ends.begin(training.session)
+        self.ends.begin(estimator.trainer._session)
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Writes the last checkpoint and metrics; SIGTERM then ends the process at once."""
         self.ends.end()
-        estimator.trainer.training.checkpoints.schedule.end()
-        estimator.trainer.training.session.flush()
+        estimator.trainer._checkpoints.schedule.end()
+        estimator.trainer._session.flush()
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Excludes the first step, because it may follow a validation."""
@@ -120,7 +119,7 @@ class LoadBalancingHandler(
 
 def _leave_out_what_is_done(estimator: Any) -> None:
     """Lowers the numbers of epochs and batches, which the handler that ends the fit reads later."""
-    session = estimator.trainer.training.session
+    session = estimator.trainer._session
     steps = session.step_of_order(session.step)
     for name, done in (("max_epoch", estimator.trainer.epoch), ("max_batch", steps)):
         total = getattr(estimator, name)

@@ -1,13 +1,12 @@
-"""Steps of trainers, the barriers that end them, and what accompanies them: `Training`."""
+"""Steps of trainers, the barriers that end them, and the weights of batches: `Steps`."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import math
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, SupportsFloat, TypeAlias
+from typing import NamedTuple, SupportsFloat, TypeAlias
 
 import mxnet as mx
 import numpy as np
@@ -16,9 +15,6 @@ from mxnet import gluon
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx import compat
 from lbbsp_mx.data.sampler import Draws
-from lbbsp_mx.reliability.agreement import Agreement
-from lbbsp_mx.reliability.checkpoint import Checkpoints
-from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.native import runtime
 
 logger = logging.getLogger("lbbsp.mx")
@@ -98,6 +94,19 @@ class Steps:
         """Raises ValueError if several trainers make steps on the same batches."""
         if self.is_beside or self.others:
             raise ValueError(SEVERAL_CHECKPOINTS)
+
+    def take_weight(self, weight: Weight) -> None:
+        """Takes the weight of this worker's batch, which the next step has."""
+        if isinstance(weight, mx.nd.NDArray):
+            weight = weight.asnumpy().item()
+        self.weight = None if weight is None else float(weight)
+        if self.weight is not None and not 0 <= self.weight < math.inf:
+            raise ValueError(
+                f"weight must be a finite number >= 0, got {weight!r}: pass the number of valid "
+                "tokens, or the sum of the sample weights, in this worker's batch"
+            )
+        if self.session.workers > 1:
+            SampleWeights.of_process().warn_of_means(self.weight)
 
     def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> None:
         """Begins a step, if it fits the plan and the batches that were drawn."""
@@ -196,91 +205,6 @@ class StepsBeside(Steps):
         own = self.now.local
         sizes = self.session.pass_inner(self._number, computed, summed, own, self.weight)
         self.now = self.now._replace(total=sum(sizes))
-
-
-class Training:
-    """Session, steps, comparisons and checkpoints of a trainer.
-
-    `total` is the global batch size, `leader` that of the trainer beside which this one steps.
-    """
-
-    def __init__(
-        self, parts: TrainerParts, steps: Steps, total: int | None, leader: Training | None = None
-    ) -> None:
-        self.parts, self.steps, self.session, self.total = parts, steps, steps.session, total
-        self._weights = SampleWeights.of_process() if self.session.workers > 1 else None
-        self._leader = leader
-        self.agreement = Agreement(parts, self.session, leader and leader.agreement)
-        self.checkpoints = Checkpoints(parts, self.session, steps.check_single)
-        if leader is None and total is not None:
-            # Peers wait for the message of the last barrier, which comes first; a slow file system
-            # comes last.
-            runtime().endings.add(
-                self.session.flush,
-                self.checkpoints.schedule.close,
-                self.agreement.close,
-                self.session.finish_barrier,
-            )
-
-    def beside(self, total: int | None, parts: int, options: dict[str, Any]) -> StepsBeside:
-        """Returns the steps of a trainer beside this one, if its arguments are those of this one.
-
-        Raises ValueError, which names the remedy, if they differ.
-        """
-        self.steps.check_leads()
-        if self.checkpoints.regular:
-            raise ValueError(SEVERAL_CHECKPOINTS)
-        own = {"global_batch_size": self.total, "accumulate": self.steps.draws.parts}
-        for name, given in (("global_batch_size", total), ("accumulate", parts)):
-            if given not in (None, own[name]):
-                raise ValueError(
-                    f"{name} must be that of the trainer beside which this one steps, {own[name]}, "
-                    f"got {given}: pass it to that trainer, since both step on the same batches"
-                )
-        if options:
-            raise ValueError(
-                f"a trainer beside another one takes no options of the plan, got "
-                f"{', '.join(options)}: pass them to the other trainer, whose plan both follow"
-            )
-        return StepsBeside(self.steps)
-
-    def join(self) -> None:
-        """Takes part in the steps of the other trainer, for good, once this one is complete."""
-        if self._leader is not None:
-            self._leader.steps.pauses = True
-            self._leader.steps.others += 1
-        self.agreement.join()
-
-    def begin_step(self) -> None:
-        """Leaves if a worker was asked to, and compares what must be equal; before the sums."""
-        if self._weights is not None:
-            self._weights.warn_of_means(self.steps.weight)
-        self.checkpoints.schedule.leave_if_preempted()
-        self.agreement.begin_step()
-
-    def end_step(self, step: int) -> None:
-        """Compares, and writes a checkpoint, where they are due after a step."""
-        if not self.steps.is_beside:
-            self.agreement.end_step(step)
-            self.checkpoints.end_step(step)
-
-    def begin_epoch(self) -> None:
-        """Notes whose batches are drawn from now on, and compares the parameters before."""
-        runtime().drawn_for = weakref.ref(self.steps)
-        self.agreement.before_draw()
-
-
-def checked_weight(weight: Weight) -> float | None:
-    """Returns the weight of this worker's batch as a number."""
-    if weight is None:
-        return None
-    number = float(weight.asnumpy().item() if isinstance(weight, mx.nd.NDArray) else weight)
-    if not 0 <= number < math.inf:
-        raise ValueError(
-            f"weight must be a finite number >= 0, got {weight!r}: pass the number of valid "
-            "tokens, or the sum of the sample weights, in this worker's batch"
-        )
-    return number
 
 
 def total_weight(weights: Sequence[float]) -> float:

@@ -8,11 +8,12 @@ from typing import Any
 
 from mxnet import gluon
 
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx import cluster
 from lbbsp_mx.parameters import copy_rows, exchange_whole, is_sparse
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.kvstore import SharedStore
-from lbbsp_mx.trainer.steps import Training
+from lbbsp_mx.trainer.steps import Steps
 
 
 class StoreTrainer(gluon.Trainer):
@@ -23,7 +24,8 @@ class StoreTrainer(gluon.Trainer):
     """
 
     mean_loss: bool
-    training: Training
+    _session: PipelinedSession
+    _steps: Steps
     _store: TrainerStore
 
     def _init_kvstore(self) -> None:
@@ -71,12 +73,11 @@ class StoreTrainer(gluon.Trainer):
 
     def _connect(self, params: Iterable[gluon.Parameter]) -> None:
         """Connects the layers of these parameters that normalise over all workers."""
-        steps = self.training.steps
         for param in params:
             if hasattr(param, "lbbsp_synchronised"):
-                options = (len(self._contexts), self.mean_loss, steps.draws.parts)
-                param.lbbsp_synchronised.connect(self._store, self.training.session, *options)
-                steps.pauses = True
+                options = (len(self._contexts), self.mean_loss, self._steps.draws.parts)
+                param.lbbsp_synchronised.connect(self._store, self._session, *options)
+                self._steps.pauses = True
 
     def _finish(self, param: gluon.Parameter, finish: Callable[[], None]) -> None:
         """Sends a parameter of worker 0 when its shape has become known."""

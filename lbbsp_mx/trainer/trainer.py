@@ -12,14 +12,17 @@ from lbbsp_core.validate import require_integer
 from lbbsp_mx.data.sampler import Draws
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.parameters import Parameters, as_created, facts_of, keep_whole
+from lbbsp_mx.reliability.agreement import Agreement
+from lbbsp_mx.reliability.checkpoint import Checkpoints
 from lbbsp_mx.reliability.gluon_states import gluon_order
 from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.collectives import TrainerStore
+from lbbsp_mx.store.native import runtime
 from lbbsp_mx.trainer import checks
 from lbbsp_mx.trainer.control import TrainingControl
 from lbbsp_mx.trainer.session import start_session
 from lbbsp_mx.trainer.stages import Gradients, GradientStage, IdleDevices, learning, stages_of
-from lbbsp_mx.trainer.steps import Steps, Training, Weight, checked_weight, total_weight
+from lbbsp_mx.trainer.steps import SampleWeights, Steps, StepsBeside, Weight, total_weight
 from lbbsp_mx.trainer.store_trainer import StoreTrainer
 
 
@@ -97,11 +100,10 @@ class Trainer(TrainingControl, StoreTrainer):
         require_integer("accumulate", accumulate, 1)
         if not (beside is None or isinstance(beside, Trainer)):
             raise TypeError(f"beside must be an lbbsp_mx.Trainer, got {beside!r}: pass the trainer")
-        leader, steps = beside and beside.training, None
         needing = [*options, *(["accumulate"] if accumulate > 1 else [])]
-        if leader is not None:
-            steps = leader.beside(global_batch_size, accumulate, options)
-            global_batch_size, needing = leader.total, []
+        if beside is not None:
+            beside._check_beside(global_batch_size, accumulate, options)
+            global_batch_size, needing = beside._global_batch_size, []
         alone = checks.trains_alone(kvstore) if beside is None else beside._store.workers == 1
         own_store = (compression_params, update_on_kvstore)
         checks.check_options(alone, *own_store, global_batch_size, needing)
@@ -113,34 +115,43 @@ class Trainer(TrainingControl, StoreTrainer):
         self._store = store = TrainerStore(self.kvstore)
         if global_batch_size is not None:
             checks.refuse_inexact(self._params, mean_loss, accumulate)
-        self.mean_loss = mean_loss
+        self.mean_loss, self._global_batch_size = mean_loss, global_batch_size
         self._total = 0.0  # by which gradients are divided; 0 if none are summed
         self._is_mean = False  # whether the gradients are divided already
         own = (self._params, self._optimizer, self._contexts, store, mean_loss)
-        parts = TrainerParts(self, *own, gluon_order(params), lambda: self._scale)
-        if steps is None:
+        self._parts = parts = TrainerParts(self, *own, gluon_order(params), lambda: self._scale)
+        if beside is None:
             session = start_session(parts, global_batch_size, chosen, accumulate)
-            steps = Steps(session, Draws(accumulate, len(self._contexts)))
-        self._steps = steps
-        self.training = Training(parts, steps, global_batch_size, leader)
+            self._steps = Steps(session, Draws(accumulate, len(self._contexts)))
+        else:
+            self._steps = StepsBeside(beside._steps)
+        self._session = session = self._steps.session
+        self._agreement = Agreement(parts, session, beside and beside._agreement)
+        self._checkpoints = Checkpoints(parts, session, self._steps.check_single)
+        if beside is None and global_batch_size is not None:
+            # Peers wait for the message of the last barrier, which comes first; a slow file system
+            # comes last.
+            closing = (self._checkpoints.schedule.close, self._agreement.close)
+            runtime().endings.add(session.flush, *closing, session.finish_barrier)
         if not alone:
             self._join_workers()
         else:  # gluon creates its store in the first step
             if global_batch_size is not None and len(self._contexts) > 1:
                 self._stages = [IdleDevices(lambda: self._update_on_kvstore)]
             self._connect(self._params)
-        self.training.join()
+        if beside is not None:  # for good, now that this trainer is complete
+            beside._steps.pauses, beside._steps.others = True, beside._steps.others + 1
+        self._agreement.join()
 
     def _join_workers(self) -> None:
         """Compares this trainer with those of the other workers, and sends the parameters."""
+        SampleWeights.of_process()
         keep_whole(self._params)
         self._init_kvstore()
         # before the first sum of arrays of these shapes
-        number = self.training.agreement.number
-        facts = {"mean_loss": int(self.mean_loss), "number of the trainer": number}
+        facts = {"mean_loss": int(self.mean_loss), "number of the trainer": self._agreement.number}
         handshake.compare(self._store, {**facts_of(self._params, self._optimizer), **facts})
-        session = self.training.session
-        self._stages = stages_of(self._store, session, self._params, self.mean_loss)
+        self._stages = stages_of(self._store, self._session, self._params, self.mean_loss)
         self._init_params()
         for param in self._params_to_init:  # once their shapes are known
             param._finish_deferred_init = partial(self._finish, param, param._finish_deferred_init)
@@ -169,7 +180,7 @@ class Trainer(TrainingControl, StoreTrainer):
                 "gradients again: call update(batch_size) in its place, or step alone"
             )
         self._begin(batch_size, weight)
-        step = self.training.session.step
+        step = self._session.step
         if self._needs_sums(ignore_stale_grad):
             self._allreduce_grads()
             self._finish_sums()
@@ -178,7 +189,7 @@ class Trainer(TrainingControl, StoreTrainer):
             super().step(self._total, ignore_stale_grad)  # the update is queued after the sums
             self._steps.end(*self._waits)
         self._total = 0.0
-        self.training.end_step(step)
+        self._end_step(step)
 
     def allreduce_grads(self, weight: Weight = None, batch_size: int | None = None) -> None:
         """Leaves the *mean* gradient in all workers' parameters, and decides the next plan.
@@ -225,7 +236,7 @@ class Trainer(TrainingControl, StoreTrainer):
             ValueError: `allreduce_grads` was not called before, or the batch size is another one.
         """
         if not self._total:
-            if self._store.workers == 1 and self.training.session.order is None:
+            if self._store.workers == 1 and self._session.order is None:
                 super().update(batch_size, ignore_stale_grad)  # sums nothing over one device
                 return
             raise ValueError(
@@ -235,7 +246,7 @@ class Trainer(TrainingControl, StoreTrainer):
         total = 1 if self._is_mean else batch_size
         self._total, self._is_mean = 0.0, False
         super().update(total, ignore_stale_grad)
-        self.training.end_step(self.training.session.step - 1)
+        self._end_step(self._session.step - 1)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Trainer:
         """Returns itself: the parameters of a copied network refer to the trainer."""
@@ -243,7 +254,7 @@ class Trainer(TrainingControl, StoreTrainer):
 
     def _begin(self, batch_size: int | None, weight: Weight) -> None:
         """Begins a step or a sum, if it fits the plan and the batches that were drawn."""
-        self._steps.weight = checked_weight(weight)
+        self._steps.take_weight(weight)
         self._steps.begin(batch_size, self._params)
         self._total, self._is_mean = float(self._steps.now.total), False
         if self._store.workers == 1:  # its weight is the total, its mean that of the whole batch
@@ -251,11 +262,12 @@ class Trainer(TrainingControl, StoreTrainer):
                 self._total = total_weight([self._steps.weight])
             if self.mean_loss:
                 self._total = 1.0
-        self.training.begin_step()
+        self._checkpoints.schedule.leave_if_preempted()
+        self._agreement.begin_step()
 
     def _needs_sums(self, ignores_stale: bool) -> bool:
         """Returns whether the sums must be complete before the update is queued."""
-        is_mixed = self.training.parts.loss_scaler is not None
+        is_mixed = self._parts.loss_scaler is not None
         learns_total = self._steps.weight is not None or self._steps.is_beside
         reads = any(stage.reads_sums(ignores_stale=ignores_stale) for stage in self._stages)
         return self._store.workers > 1 and (is_mixed or learns_total or reads)
@@ -264,7 +276,7 @@ class Trainer(TrainingControl, StoreTrainer):
         """Passes the barrier, and waits for the sums; several workers know their total then."""
         self._steps.end(*self._waits, at_once=True)
         if self._store.workers > 1:
-            weights, now = self.training.session.weights, self._steps.now
+            weights, now = self._session.weights, self._steps.now
             self._total = float(now.total) if weights is None else total_weight(weights)
         for stage in reversed(self._stages):
             stage.after_sums(self._gradients)
@@ -276,7 +288,7 @@ class Trainer(TrainingControl, StoreTrainer):
         gradients = self._gradients = Gradients(self._params, self._steps.now, self._steps.weight)
         for stage in self._stages:
             stage.before_sums(gradients)
-        measured = gradients.dense() if self.training.total else []
+        measured = gradients.dense() if self._global_batch_size else []
         computed = self._computed.record(measured)
         if self._store.workers == 1:
             super()._allreduce_grads()

@@ -119,7 +119,7 @@ def test_schedules_within_schedules_continue_exactly(schedule, tmp_path):
     first, sampler = trainer(broken, lr_scheduler=schedule())
     first.resume(tmp_path, every=3)
     epoch(first, broken, sampler, 3)
-    first.training.checkpoints.schedule.flush()
+    first._checkpoints.schedule.flush()
     second, sampler = trainer(rest, lr_scheduler=schedule())
     assert second.resume(tmp_path, every=3)
     epoch(second, rest, sampler)
@@ -155,7 +155,7 @@ def test_regular_checkpoints_stay_in_their_folder(tmp_path):
     epoch(it, net, sampler, 1)
     it.save(tmp_path / "own")
     epoch(it, net, sampler)
-    it.training.checkpoints.schedule.flush()
+    it._checkpoints.schedule.flush()
     assert [path.name for path in (tmp_path / "own").glob("step*")] == ["step-000000001.npz"]
     assert (tmp_path / "regular" / "step-000000008.npz").exists()
 
@@ -185,7 +185,7 @@ def test_resume_writes_regularly_and_continues(tmp_path):
     assert not first.resume(tmp_path, every=2)
     epoch(first, broken, sampler)
     epoch(first, broken, sampler, 1)  # killed after 5 steps of 4 an epoch
-    first.training.checkpoints.schedule.flush()
+    first._checkpoints.schedule.flush()
     assert [path.stem for path in sorted(tmp_path.glob("step*"))] == [
         "step-000000002",
         "step-000000004",
@@ -196,7 +196,7 @@ def test_resume_writes_regularly_and_continues(tmp_path):
     epoch(second, rest, sampler)
     assert second.epoch == 2
     assert same(unbroken, rest)
-    second.training.checkpoints.schedule.flush()
+    second._checkpoints.schedule.flush()
     assert (tmp_path / "step-000000008.npz").exists(), "at the end of the epoch"
     with pytest.raises(ValueError, match="every must be 'epoch' or a number of steps >= 1, got 0"):
         second.resume(tmp_path, every=0)
@@ -255,13 +255,13 @@ def test_a_script_that_ends_after_sigterm_does_not_wait_for_the_others(
     it, _ = trainer(network(), sampler=order)
     it.resume(tmp_path)
     os.kill(os.getpid(), signal.SIGTERM)
-    it.training.checkpoints.schedule.close()
+    it._checkpoints.schedule.close()
     until(lambda: ends)
     other, _ = trainer(network())
     for handler in list(preemption._open):
         handler.close()
     other.resume(tmp_path)
-    other.training.checkpoints.schedule.close()
+    other._checkpoints.schedule.close()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -419,7 +419,7 @@ def test_what_cannot_be_saved_is_named_with_the_remedy(tmp_path):
 
 def test_attributes_of_other_objects_are_refused():
     it, _ = trainer(network())
-    state, arrays = optimizer_state(it.training.parts)
+    state, arrays = optimizer_state(it._parts)
     optimizer, schedule, scaler = state["objects"]
 
     def changed(**attributes):
@@ -436,9 +436,9 @@ def test_attributes_of_other_objects_are_refused():
         (None, "cannot be read"),
     ]:
         with pytest.raises(ValueError, match=message):
-            restore_optimizer(it.training.parts, {**state, "objects": objects}, arrays)
+            restore_optimizer(it._parts, {**state, "objects": objects}, arrays)
     with pytest.raises(ValueError, match="cannot be read"):
-        restore_optimizer(it.training.parts, {**state, "states": 7}, arrays)
+        restore_optimizer(it._parts, {**state, "states": 7}, arrays)
 
 
 def test_a_folder_of_another_job_is_refused_by_name(owned_folder):
