@@ -8,6 +8,7 @@ further names that MXNet imports. A name is restored only if it is missing.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +20,12 @@ import numpy as np
 from lbbsp_mx import env
 
 _SERVER_MODULE = "mxnet.kvstore.kvstore_server"
+
+_INFINITE = {"Inf": math.inf, "PINF": math.inf, "NINF": -math.inf}
+_NUMBERS = {**_INFINITE, "NaN": math.nan, "NAN": math.nan, "PZERO": 0.0, "NZERO": -0.0}
+_FUNCTIONS = {"alltrue": np.all, "sometrue": np.any, "product": np.prod, "round_": np.round}
+_NAMES: dict[str, object] = {"bool": bool, **_NUMBERS, **_FUNCTIONS}
+"""What MXNet 1.9.1 reads in NumPy."""
 
 
 def import_mxnet() -> None:
@@ -51,14 +58,14 @@ def import_mxnet() -> None:
 
 def restore_numpy_names() -> None:
     """Restores the names that MXNet 1.9.1 reads and that NumPy lacks."""
-    for name, value in _names().items():
+    for name, value in _NAMES.items():
         if name not in vars(np):
             setattr(np, name, value)
 
 
 def restored_names() -> list[str]:
     """Returns the names that `restore_numpy_names` has restored in this NumPy."""
-    return [name for name, value in _names().items() if vars(np).get(name) is value]
+    return [name for name, value in _NAMES.items() if vars(np).get(name) is value]
 
 
 def watch_sample_weights(notice: Callable[[], None]) -> bool:
@@ -136,13 +143,6 @@ def guard_profiler(quiet: Callable[[], AbstractContextManager[object]]) -> None:
         return start_quietly
 
     profiler.set_state, profiler.resume = map(guarded, (profiler.set_state, profiler.resume))
-
-
-def _names() -> dict[str, object]:
-    inf, nan = float("inf"), float("nan")
-    numbers = {"Inf": inf, "PINF": inf, "NINF": -inf, "NaN": nan, "NAN": nan}
-    functions = {"alltrue": np.all, "sometrue": np.any, "product": np.prod, "round_": np.round}
-    return {"bool": bool, "PZERO": 0.0, "NZERO": -0.0, **numbers, **functions}
 
 
 def _installation() -> str:

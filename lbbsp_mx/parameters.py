@@ -128,10 +128,13 @@ def exchange_whole(
     exchange(values, [values])
     rows = np.arange(param.shape[0])  # also those that are zero: optimizers need them
     for array in _whole_arrays(param):
-        mx.nd.sparse.row_sparse_array(
-            (values.as_in_context(array.context), rows),
-            shape=param.shape, ctx=array.context, dtype=array.dtype,
-        ).copyto(array)  # fmt: skip
+        put_rows(array, values.as_in_context(array.context), rows)
+
+
+def put_rows(array: mx.nd.NDArray, values: Any, rows: np.ndarray) -> None:
+    """Replaces a row-sparse array by rows with these numbers."""
+    like = {"shape": array.shape, "ctx": array.context, "dtype": array.dtype}
+    mx.nd.sparse.row_sparse_array((values, rows), **like).copyto(array)
 
 
 def copy_rows(param: gluon.Parameter, out: Arrays | mx.nd.NDArray) -> None:

@@ -146,8 +146,7 @@ def _refuse_parts(rows: list[list[int]]) -> None:
     if ranges or sorted(row[-1] for row in rows) == list(range(len(rows))):
         raise DisagreementError(
             "each worker's sampler gives another part of the data set (worker 0 the samples "
-            f"{smallest} to {largest}): pass a sampler of the whole data set on all "
-            "workers; the plan gives each worker its part"
+            f"{smallest} to {largest}): pass a sampler of the whole data set on all workers"
         )
 
 

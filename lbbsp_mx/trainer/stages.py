@@ -15,7 +15,7 @@ import numpy as np
 from mxnet import gluon
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_mx.parameters import Arrays
+from lbbsp_mx.parameters import Arrays, put_rows
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.trainer.steps import StepSizes
 
@@ -245,13 +245,10 @@ def _fill(copy: mx.nd.NDArray, gradient: mx.nd.NDArray) -> None:
 
 def _restore(gradient: mx.nd.NDArray, summed: np.ndarray) -> None:
     rows = np.flatnonzero(summed[:, -1])
-    if not len(rows):
+    if len(rows):
+        put_rows(gradient, summed[rows, :-1].reshape(len(rows), *gradient.shape[1:]), rows)
+    else:
         clear(gradient)
-        return
-    values = summed[rows, :-1].reshape(len(rows), *gradient.shape[1:])
-    mx.nd.sparse.row_sparse_array(
-        (values, rows), shape=gradient.shape, ctx=gradient.context, dtype=gradient.dtype
-    ).copyto(gradient)
 
 
 # Gradients that a batch has computed, which gluon marks as fresh

@@ -114,9 +114,8 @@ class Steps:
         if unused and self.session.workers > 1:
             raise ValueError(
                 f"the batch of step {self.session.step} was drawn, and no step was made before the "
-                "next one: call step on all workers for every batch (to leave out gradients that "
-                "are not finite, zero_grad() before it), and try out learning rates on a loader "
-                "without batch_sampler"
+                "next one: call step for every batch on all workers (zero_grad() before it leaves "
+                "out gradients that are not finite); try out learning rates without batch_sampler"
             )
         for _ in range(unused):
             self.session.skip_step()
@@ -230,10 +229,9 @@ class SampleWeights:
         if self._seen and weight is None and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "a loss has a sample_weight, and the update divides by the number of samples, not "
-                "by the sum of their weights or the number of valid tokens: to divide by that "
-                "sum, let the loss be a sum, not a mean, over the tokens of a sample, and call "
-                "trainer.step(batch_size, weight=...) with the sum of this worker's weights"
+                "a loss has a sample_weight, and the update divides by the number of samples: to "
+                "divide by the sum of the weights, or the number of valid tokens, let the loss be "
+                "a sum over the tokens of a sample, and pass this worker's sum to step as weight="
             )
 
     def _notice(self) -> None:
