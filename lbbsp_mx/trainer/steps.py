@@ -230,8 +230,8 @@ class SampleWeights:
             self._has_warned = True
             logger.warning(
                 "a loss has a sample_weight, and the update divides by the number of samples: to "
-                "divide by the sum of the weights, or the number of valid tokens, let the loss be "
-                "a sum over the tokens of a sample, and pass this worker's sum to step as weight="
+                "divide by the sum of the weights, or of the valid tokens, let the loss be a sum "
+                "over tokens, and call trainer.step(batch_size, weight=...) with this worker's sum"
             )
 
     def _notice(self) -> None:
