@@ -27,6 +27,9 @@ _FUNCTIONS = {"alltrue": np.all, "sometrue": np.any, "product": np.prod, "round_
 _NAMES: dict[str, object] = {"bool": bool, **_NUMBERS, **_FUNCTIONS}
 """What MXNet 1.9.1 reads in NumPy."""
 
+_UNSUPPORTED_PYTHON = (3, 13)
+"""Oldest Python without a release of NumPy 1, on which MXNet 1.9.1 depends."""
+
 
 def import_mxnet() -> None:
     """Imports MXNet, after restoring the names that it needs in NumPy.
@@ -148,7 +151,7 @@ def guard_profiler(quiet: Callable[[], AbstractContextManager[object]]) -> None:
 def _installation() -> str:
     """Returns how to install MXNet for this Python, or where it can be installed."""
     command = "pip install 'lbbsp[mx]'"
-    if sys.version_info[:2] < (3, 13):  # the oldest Python without a release of NumPy 1
+    if sys.version_info[:2] < _UNSUPPORTED_PYTHON:
         return f"{command} (Linux on x86-64)"
     running = ".".join(map(str, sys.version_info[:2]))
     return (
