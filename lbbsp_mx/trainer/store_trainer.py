@@ -50,13 +50,11 @@ class StoreTrainer(gluon.Trainer):
             updater.states, own.states = own.states, {}
             updater.states_synced = dict.fromkeys(updater.states, False)
 
-    def _row_sparse_pull(
-        self, parameter: gluon.Parameter, out: Any, *rows: Any, **options: Any
-    ) -> None:
+    def _row_sparse_pull(self, param: gluon.Parameter, out: Any, *rows: Any, **more: Any) -> None:
         if self._store.workers == 1:
-            super()._row_sparse_pull(parameter, out, *rows, **options)
+            super()._row_sparse_pull(param, out, *rows, **more)
         else:
-            copy_rows(parameter, out)
+            copy_rows(param, out)
 
     def _init_params(self) -> None:
         """Sends parameters whose shapes are known, and connects layers that normalise over all."""
