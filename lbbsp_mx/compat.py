@@ -8,6 +8,7 @@ further names that MXNet imports. A name is restored only if it is missing.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -20,11 +21,17 @@ from lbbsp_mx import env
 
 _SERVER_MODULE = "mxnet.kvstore.kvstore_server"
 
+_INFINITE = {"Inf": math.inf, "PINF": math.inf, "NINF": -math.inf}
+_NUMBERS = {**_INFINITE, "NaN": math.nan, "NAN": math.nan, "PZERO": 0.0, "NZERO": -0.0}
+_FUNCTIONS = {"alltrue": np.all, "sometrue": np.any, "product": np.prod, "round_": np.round}
+_NAMES: dict[str, object] = {"bool": bool, **_NUMBERS, **_FUNCTIONS}
+"""What MXNet 1.9.1 reads in NumPy."""
+
 _UNSUPPORTED_PYTHON = (3, 13)
 """Oldest Python without a release of NumPy 1, on which MXNet 1.9.1 depends."""
 
 
-def import_mxnet() -> ModuleType:
+def import_mxnet() -> None:
     """Imports MXNet, after restoring the names that it needs in NumPy.
 
     If ``DMLC_ROLE`` is server or scheduler, MXNet would serve within the import, where nothing can
@@ -39,28 +46,29 @@ def import_mxnet() -> ModuleType:
     if env.role() in ("server", "scheduler"):
         sys.modules.setdefault(_SERVER_MODULE, ModuleType(_SERVER_MODULE))
     try:
-        import mxnet
-    except ModuleNotFoundError as error:
-        if error.name != "mxnet":
-            raise _explained(error) from error
-        raise ModuleNotFoundError(
-            f"mxnet is not installed: {_installation()}", name="mxnet"
-        ) from error
-    except (AttributeError, OSError) as error:
-        raise _explained(error) from error
-    return mxnet
+        import mxnet  # noqa: F401
+    except (ModuleNotFoundError, AttributeError, OSError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "mxnet":
+            missing = f"mxnet is not installed: {_installation()}"
+            raise ModuleNotFoundError(missing, name="mxnet") from error
+        remedy = f"{_installation()}, which installs compatible versions"
+        if isinstance(error, OSError):
+            remedy = "install libgomp1, libquadmath0 and libstdc++6"
+        elif "distutils" in str(error):
+            remedy = "pip install setuptools"
+        raise ImportError(f"mxnet cannot be imported ({error}): {remedy}") from error
 
 
 def restore_numpy_names() -> None:
     """Restores the names that MXNet 1.9.1 reads and that NumPy lacks."""
-    for name, value in _names().items():
+    for name, value in _NAMES.items():
         if name not in vars(np):
             setattr(np, name, value)
 
 
 def restored_names() -> list[str]:
     """Returns the names that `restore_numpy_names` has restored in this NumPy."""
-    return [name for name, value in _names().items() if vars(np).get(name) is value]
+    return [name for name, value in _NAMES.items() if vars(np).get(name) is value]
 
 
 def watch_sample_weights(notice: Callable[[], None]) -> bool:
@@ -138,24 +146,6 @@ def guard_profiler(quiet: Callable[[], AbstractContextManager[object]]) -> None:
         return start_quietly
 
     profiler.set_state, profiler.resume = map(guarded, (profiler.set_state, profiler.resume))
-
-
-def _names() -> dict[str, object]:
-    inf, nan = float("inf"), float("nan")
-    numbers = {"Inf": inf, "PINF": inf, "NINF": -inf, "NaN": nan, "NAN": nan}
-    functions = {"alltrue": np.all, "sometrue": np.any, "product": np.prod, "round_": np.round}
-    return {"bool": bool, "PZERO": 0.0, "NZERO": -0.0, **numbers, **functions}
-
-
-def _explained(error: Exception) -> ImportError:
-    remedy = (
-        "install libgomp1, libquadmath0 and libstdc++6"
-        if isinstance(error, OSError)
-        else "pip install setuptools"
-        if "distutils" in str(error)
-        else f"{_installation()}, which installs compatible versions"
-    )
-    return ImportError(f"mxnet cannot be imported ({error}): {remedy}")
 
 
 def _installation() -> str:

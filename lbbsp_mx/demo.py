@@ -22,13 +22,10 @@ def main() -> None:
     training, held_out = digits()
     data = repeated(training, arguments.steps)
     net = build()
+    sgd = ("sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    options = {"policy": arguments.policy, "record": arguments.run_dir}
     trainer = lbbsp_mx.Trainer(
-        net.collect_params(),
-        "sgd",
-        {"learning_rate": 0.1, "momentum": 0.9},
-        global_batch_size=GLOBAL_BATCH_SIZE,
-        policy=arguments.policy,
-        record=arguments.run_dir,
+        net.collect_params(), *sgd, global_batch_size=GLOBAL_BATCH_SIZE, **options
     )
     loader = gluon.data.DataLoader(
         gluon.data.ArrayDataset(channels_first(data.x), data.y.astype(np.float32)),

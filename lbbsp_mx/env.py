@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from lbbsp_core.runtime.options.defaults import SILENCE_SECONDS
 from lbbsp_core.runtime.options.env import DMLC_NAMES
@@ -27,16 +28,13 @@ def scheduler_address() -> tuple[str, int]:
 def silence_seconds() -> float:
     """Returns ``LBBSP_SILENCE_SECONDS``: after so long without a sign of life a process is lost."""
     text = os.environ.get("LBBSP_SILENCE_SECONDS", "").strip()
-    try:
-        seconds = float(text) if text else SILENCE_SECONDS
-    except ValueError:
-        seconds = 0.0
-    if not 5 <= seconds < float("inf"):
-        raise ValueError(
-            f"LBBSP_SILENCE_SECONDS must be a number of seconds >= 5, got {text!r}: set it for all "
-            "processes of the job, or leave it out"
-        )
-    return seconds
+    with suppress(ValueError):
+        if 5 <= (seconds := float(text or SILENCE_SECONDS)) < float("inf"):
+            return seconds
+    raise ValueError(
+        f"LBBSP_SILENCE_SECONDS must be a number of seconds >= 5, got {text!r}: set it for all "
+        "processes of the job, or leave it out"
+    )
 
 
 def updates_on_store() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import MethodType
+from functools import partial
 from typing import Any, TypeAlias
 
 import mxnet as mx
@@ -113,24 +113,28 @@ def keep_whole(params: Iterable[gluon.Parameter]) -> None:
     MXNet's servers would have to update them otherwise, and divide by a constant batch size.
     """
     for param in filter(is_sparse, params):
-        param.list_data = MethodType(_whole_arrays, param)
+        param.list_data = partial(_whole_arrays, param)
 
 
 def _whole_arrays(param: gluon.Parameter) -> Arrays:
-    arrays: Arrays = param._check_and_get(param._data, list)
-    return arrays
+    return param._check_and_get(param._data, list)
 
 
-def exchange_whole(param: gluon.Parameter, exchange: Callable[[mx.nd.NDArray], None]) -> None:
+def exchange_whole(
+    param: gluon.Parameter, exchange: Callable[[mx.nd.NDArray, Arrays], None]
+) -> None:
     """Exchanges a row-sparse parameter as a dense copy, in which `exchange` puts its new values."""
     values = _whole_arrays(param)[0].tostype("default")
-    exchange(values)
+    exchange(values, [values])
     rows = np.arange(param.shape[0])  # also those that are zero: optimizers need them
     for array in _whole_arrays(param):
-        mx.nd.sparse.row_sparse_array(
-            (values.as_in_context(array.context), rows),
-            shape=param.shape, ctx=array.context, dtype=array.dtype,
-        ).copyto(array)  # fmt: skip
+        put_rows(array, values.as_in_context(array.context), rows)
+
+
+def put_rows(array: mx.nd.NDArray, values: Any, rows: np.ndarray) -> None:
+    """Replaces a row-sparse array by rows with these numbers."""
+    like = {"shape": array.shape, "ctx": array.context, "dtype": array.dtype}
+    mx.nd.sparse.row_sparse_array((values, rows), **like).copyto(array)
 
 
 def copy_rows(param: gluon.Parameter, out: Arrays | mx.nd.NDArray) -> None:

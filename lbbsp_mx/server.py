@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -42,7 +42,10 @@ def serve() -> NoReturn:
     @prototype
     def control(command: int, body: bytes, _: object) -> None:
         try:
-            _obey(store, command, body)
+            if command == _OPTIMIZER:
+                store.set_optimizer(pickle.loads(body))
+            else:  # as MXNet's own server
+                say(f"server {store.rank}: unknown command ({command}, {body!r})")
         except BaseException:  # MXNet would ignore it, and the workers would keep waiting
             end_now(1, traceback.format_exc())
 
@@ -56,10 +59,18 @@ class _Process:
     """This process, which is the scheduler or a server."""
 
     def __init__(self, store: mx.kv.KVStore) -> None:
-        self._store = store
-        self._transport = nodes.Nodes(store.handle)
-        self._runs = False
-        self._watch = self._create_watch()
+        self._store, self._transport, self._runs = store, nodes.Nodes(store.handle), False
+        self._is_scheduler = env.role() == "scheduler"
+        seconds = env.silence_seconds()
+        self._watch: NodesWatch | SchedulerWatch
+        if self._is_scheduler:
+            names = nodes.node_names(*cluster.counts())
+            self._watch = NodesWatch(self.transport, nodes.peers, names, seconds)
+        else:
+            answers = nodes.scheduler_answers
+            self._watch = SchedulerWatch(
+                self.transport, answers, seconds, answer_seconds=_ANSWER_SECONDS
+            )
         self._asked_seconds: float | None = None  # since a SIGTERM
         # Python's own handlers would run on the main thread, which is in MXNet's library.
         self._signals, writer = os.pipe()
@@ -70,17 +81,19 @@ class _Process:
 
     def look(self, seconds: float) -> str | None:
         """Returns why this process must end, or None; see `NodesWatch` and `SchedulerWatch`."""
+        is_signalled = False
+        with suppress(BlockingIOError):
+            is_signalled = signal.SIGTERM in os.read(self._signals, 64)
         if self._asked_seconds is not None:
             self._asked_seconds += seconds
-        if self._is_signalled():
-            if self._asked_seconds is None:
-                self._asked_seconds = 0.0
-                say(f"{self.name()} got SIGTERM, and ends after the workers; another ends it now")
-            elif self._asked_seconds > REPEAT_SECONDS:
+            if is_signalled and self._asked_seconds > REPEAT_SECONDS:
                 end_now(LEFT)
+        elif is_signalled:
+            self._asked_seconds = 0.0
+            say(f"{self.name()} got SIGTERM, and ends after the workers; another ends it now")
         if self._asked_seconds is not None:
             self._watch.leaving = True
-            others = cluster.counts()[1] if env.role() == "scheduler" else 1  # than workers
+            others = cluster.counts()[1] if self._is_scheduler else 1  # than workers
             if len(nodes.peers()) <= others:
                 end_now(LEFT)
         return self._watch.look(seconds)
@@ -88,40 +101,17 @@ class _Process:
     def end(self, status: int, why: str) -> NoReturn:
         end_now(status if self._asked_seconds is None else LEFT, why)
 
-    def _is_signalled(self) -> bool:
-        with suppress(BlockingIOError):
-            return signal.SIGTERM in os.read(self._signals, 64)
-        return False
-
-    def _create_watch(self) -> NodesWatch | SchedulerWatch:
-        silence_seconds = env.silence_seconds()
-        if env.role() == "scheduler":
-            names = nodes.node_names(*cluster.counts())
-            return NodesWatch(self.transport, nodes.peers, names, silence_seconds)
-        return SchedulerWatch(
-            self.transport, nodes.scheduler_answers, silence_seconds, answer_seconds=_ANSWER_SECONDS
-        )
-
     def transport(self) -> nodes.Nodes | None:
         """Returns the transport; None until it runs, because a call before aborts the process."""
         self._runs = self._runs or nodes.is_listening()
         return self._transport if self._runs else None
 
     def name(self) -> str:
-        if env.role() == "scheduler":
+        if self._is_scheduler:
             return "the scheduler"
         transport = self.transport()
         is_numbered = transport is not None and transport.is_ready()
         return f"server {self._store.rank}" if is_numbered else "this server"
-
-
-def _obey(store: mx.kv.KVStore, command: int, body: bytes) -> None:
-    """Obeys a command of a worker, as MXNet's own server does."""
-    if command == _OPTIMIZER:
-        optimizer: Any = pickle.loads(body)
-        store.set_optimizer(optimizer)
-    else:
-        print(f"server {store.rank}: unknown command ({command}, {body!r})", file=sys.stderr)
 
 
 if __name__ == "__main__":  # reached only if the role is neither server nor scheduler

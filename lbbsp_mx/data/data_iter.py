@@ -82,7 +82,7 @@ class PlannedIter(mx.io.DataIter):
             self._epoch = lambda: map(partial(_read, source), sampler)
             first = _read(source, [0])
         self._sampler = sampler
-        self._describe(*first)
+        self._batch(*first)  # describes batches of one sample
         self._iterator: Iterator[Batch] | None = None
         self._current: DataBatch | None = None
 
@@ -100,13 +100,8 @@ class PlannedIter(mx.io.DataIter):
         Raises:
             StopIteration: The epoch has ended; `reset` lets the next one begin.
         """
-        if self._iterator is None:
-            self._iterator = self._epoch()
-        data, label = next(self._iterator)
-        self._describe(data, label)
-        self._current = DataBatch(
-            data, label, pad=0, provide_data=self.provide_data, provide_label=self.provide_label
-        )
+        self._iterator = self._iterator or self._epoch()
+        self._current = self._batch(*next(self._iterator))
         return self._current
 
     def iter_next(self) -> bool:
@@ -134,16 +129,18 @@ class PlannedIter(mx.io.DataIter):
             raise ValueError("there is no current batch: call next or iter_next first")
         return self._current
 
-    def _describe(self, data: list[mx.nd.NDArray], label: list[mx.nd.NDArray]) -> None:
-        """Sets the names and shapes of the current batch; of one sample before the first."""
+    def _batch(self, data: list[mx.nd.NDArray], label: list[mx.nd.NDArray]) -> DataBatch:
+        """Returns a batch; its names and shapes are those of the iterator until the next one."""
         self.batch_size = data[0].shape[self._layout.find("N")]
-        self.provide_data, self.provide_label = (
+        described = (
             [
                 DataDesc(each, array.shape, array.dtype, layout=self._layout)
                 for each, array in zip(_numbered(name, len(part)), part, strict=True)
             ]
             for name, part in zip(self._names, (data, label), strict=True)
         )
+        self.provide_data, self.provide_label = described
+        return DataBatch(data, label, 0, None, None, self.provide_data, self.provide_label)
 
 
 def _read(source: mx.io.NDArrayIter, indices: Sequence[int]) -> Batch:
@@ -155,9 +152,8 @@ def _read(source: mx.io.NDArrayIter, indices: Sequence[int]) -> Batch:
             f"the sampler draws sample {max(indices)} of arrays of {num_samples} samples: create "
             "both for the same data set"
         )
-    data, label = (
-        [_take(array, indices, axis) for _, array in part] for part in (source.data, source.label)
-    )
+    parts = (source.data, source.label)
+    data, label = ([_take(array, indices, axis) for _, array in part] for part in parts)
     return data, label
 
 
@@ -193,9 +189,8 @@ def array_iter(
             "gluon.data.vision.ImageRecordDataset in place of an ImageRecordIter"
         )
     if not isinstance(data, mx.io.NDArrayIter):
-        data, label = (  # NDArrayIter replaces the values of a dict
-            dict(each) if isinstance(each, Mapping) else each for each in (data, label)
-        )
+        # NDArrayIter replaces the values of a dict
+        data, label = (dict(x) if isinstance(x, Mapping) else x for x in (data, label))
         data = mx.io.NDArrayIter(data, label, 1, False, "discard", data_name, label_name, layout)
     elif data.shuffle:
         raise ValueError(

@@ -22,6 +22,7 @@ from lbbsp_core.sampled_order import SampledOrder, cut
 logger = logging.getLogger("lbbsp.mx")
 
 _CHUNK: Final = 1 << 16  # numbers of a message, so that servers keep few and small keys
+_WIDTH: Final = 9  # of the rows by which workers compare an epoch
 
 
 class Drawn(NamedTuple):
@@ -34,12 +35,7 @@ class Drawn(NamedTuple):
 
 
 class EpochDrawer:
-    """Draws the epochs of an order from a sampler, at the same time on all workers.
-
-    Args:
-        session: Session of the training.
-        sampler: Sampler of the whole data set.
-        num_samples: Size of the data set.
+    """Draws the epochs of an order from a sampler of the whole data set, alike on all workers.
 
     Raises:
         TypeError: The sampler has no length, or yields no indices.
@@ -50,49 +46,47 @@ class EpochDrawer:
     def __init__(
         self, session: PipelinedSession, sampler: Iterable[object], num_samples: int
     ) -> None:
-        self._session, self._sampler = session, sampler
-        self._num_samples = num_samples
+        self._session, self._sampler, self._num_samples = session, sampler, num_samples
         session.finish_barrier()
-        first = self._draw_together(None)
-        self._ahead: Drawn | None = first
-        total = session.balancer.constraints.global_batch_size
-        largest = int(np.diff(first.ends, prepend=0).max())
+        self._total = total = session.balancer.constraints.global_batch_size
+        self._ahead: Drawn | None = self._draw_together(None)
+        indices, ends, by_batch, dropped = self._ahead
+        largest = int(np.diff(ends, prepend=0).max())
         if largest < total:
             raise ValueError(
                 f"batches of the sampler must be global batches, got at most {largest} samples "
                 f"with global_batch_size = {total}: let it give batches for all workers together"
             )
-        if first.dropped:
+        if dropped:
             logger.warning(
                 "%d samples of the sampler are dropped in each epoch, because their steps have "
                 "fewer samples than there are workers (times the parts of an accumulated gradient)",
-                first.dropped,
+                dropped,
             )
-        self.order = SampledOrder(
-            len(first.indices), total, len(first.ends), first.by_batch, bool(first.dropped)
-        )
+        self.order = SampledOrder(len(indices), total, len(ends), by_batch, bool(dropped))
 
     def draw(self, epoch: int) -> None:
         """Draws an epoch of the order, unless it is known from a checkpoint; a collective."""
         known = self.order.drawn(epoch)
         if known is not None:
-            drawn = self._draw_together(Drawn(*known, self.order.by_batch, 0))
+            own: Drawn | None = Drawn(*known, self.order.by_batch, 0)
         else:
-            ahead, self._ahead = self._ahead, None
-            drawn = self._draw_together(ahead)
+            own, self._ahead = self._ahead, None
+        drawn = self._draw_together(own)
         self.order.draw(epoch, drawn.indices, drawn.ends)
 
     def _draw_together(self, own: Drawn | None) -> Drawn:
         """Returns the epoch of worker 0, `own` on this worker if it is given; a collective."""
-        session = self._session
-        if session.workers == 1:
-            return own or self._draw()
+        workers, collectives = self._session.workers, self._session.collectives
         try:
             own = own or self._draw()
         except Exception:  # of the sampler; the other workers wait for its row
-            session.collectives.all_gather(_row(None, session.workers))
+            if workers > 1:
+                collectives.all_gather([0] * _WIDTH)
             raise
-        rows = session.collectives.all_gather(_row(own, session.workers))
+        if workers == 1:
+            return own
+        rows = collectives.all_gather(_row(own, workers))
         failed = [rank for rank, row in enumerate(rows) if not row[0]]
         if failed:
             raise DisagreementError(
@@ -100,15 +94,12 @@ class EpochDrawer:
                 "shows: give all workers the same sampler of the whole data set"
             )
         _refuse_parts(rows)
-        if all(row == rows[0] for row in rows):
-            return own
-        return _broadcast(session.collectives, own, rows[0])
+        return own if all(row == rows[0] for row in rows) else _broadcast(collectives, own, rows[0])
 
     def _draw(self) -> Drawn:
         session = self._session
-        workers = max(session.workers, env.workers_at_first(session.workers))
-        total = session.balancer.constraints.global_batch_size
-        drawn = Drawn(*cut(_items(self._sampler), total, workers * session.balancer.parts))
+        least = max(session.workers, env.workers_at_first(session.workers)) * session.balancer.parts
+        drawn = Drawn(*cut(_items(self._sampler), self._total, least))
         if drawn.indices.max() >= self._num_samples:
             raise ValueError(
                 f"the sampler must give indices below {self._num_samples}, the number of samples, "
@@ -138,10 +129,8 @@ def _items(sampler: Iterable[object]) -> list[object]:
     return items
 
 
-def _row(drawn: Drawn | None, workers: int) -> list[int]:
+def _row(drawn: Drawn, workers: int) -> list[int]:
     """Returns what workers compare of an epoch, and what tells parts of a data set."""
-    if drawn is None:
-        return [0] * 9
     indices, ends = drawn.indices, drawn.ends
     content = zlib.crc32(ends.tobytes(), zlib.crc32(indices.tobytes()))
     rests = np.unique(indices % workers)
@@ -157,8 +146,7 @@ def _refuse_parts(rows: list[list[int]]) -> None:
     if ranges or sorted(row[-1] for row in rows) == list(range(len(rows))):
         raise DisagreementError(
             "each worker's sampler gives another part of the data set (worker 0 the samples "
-            f"{smallest} to {largest}): pass a sampler of the whole data set on all "
-            "workers; the plan gives each worker its part"
+            f"{smallest} to {largest}): pass a sampler of the whole data set on all workers"
         )
 
 
@@ -166,9 +154,8 @@ def _broadcast(collectives: PipelinedCollectives, own: Drawn, first: list[int]) 
     """Sends the epoch of worker 0 to all workers; `first` is the row that describes it."""
     _, samples, steps, by_batch, dropped, *_ = first
     count = 2 * (samples + steps)
-    halves = np.zeros(count, np.float32)
-    if collectives.rank == 0:  # float32 holds 16 bits exactly
-        halves[:] = np.concatenate([own.indices, own.ends]).astype("<u4").view("<u2")
+    # float32 holds 16 bits exactly; only the row of worker 0 counts
+    halves = np.concatenate([own.indices, own.ends]).astype("<u4").view("<u2").astype(np.float32)
     width = min(_CHUNK, 1 << (count - 1).bit_length())
     received: list[Any] = []
     with collectives.waiting("for the order of samples of worker 0"):
@@ -184,18 +171,7 @@ def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int
     """Checks that the workers have the same data set; a collective, if `data` is no integer.
 
     Of the samples, the first, the middle and the last are compared; not if a sample that is read
-    twice differs (random transforms), or cannot be converted to numbers.
-
-    Args:
-        session: Session of the training.
-        data: The data set, or its number of samples, which is not compared here.
-
-    Returns:
-        Number of samples.
-
-    Raises:
-        DisagreementError: The data sets differ; names the remedy.
-        TypeError: `data` has no length.
+    twice differs (random transforms), or cannot be converted to numbers. Returns their number.
     """
     if isinstance(data, (int, np.integer)):
         return int(data)
@@ -207,7 +183,7 @@ def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int
         return len(data)
     session.finish_barrier()
     digests = _digests(data)
-    rows = session.collectives.all_gather([len(data), int(digests is not None)])
+    rows = session.collectives.all_gather([len(data), len(digests)])
     lengths = [row[0] for row in rows]
     if len(set(lengths)) > 1:
         raise DisagreementError(
@@ -215,35 +191,27 @@ def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int
             "(no SplitSampler, num_parts or data[rank::n]); the plan gives each worker its part"
         )
     if all(row[1] for row in rows):
-        check_samples(session.collectives, digests or [])
+        check_samples(session.collectives, digests)
     return len(data)
 
 
-def _digests(data: Sequence[Any]) -> list[Digest] | None:
-    """Returns digests of three samples; None if they cannot be compared."""
-    count = len(data)
+def _digests(data: Sequence[Any]) -> list[Digest]:
+    """Returns digests of three samples; none if they cannot be compared."""
+    last = len(data) - 1
     states = random.getstate(), np.random.get_state()  # reading may draw random numbers
     try:
-        found = []
-        for number in sorted({0, count // 2, count - 1} if count else ()):
-            once, again = (Digest.of(list(_arrays(data[number]))) for _ in range(2))
-            if not once.is_close(again):
-                return None
-            found.append(once)
-        return found
+        numbers = sorted({0, len(data) // 2, last} if last >= 0 else ())
+        once, again = ([Digest.of(list(_arrays(data[i]))) for i in numbers] for _ in range(2))
+        return once if all(map(Digest.is_close, once, again)) else []
     except Exception:  # training will show what is wrong with the data set
-        return None
+        return []
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
 
 
 def _arrays(sample: Any) -> Iterator[np.ndarray]:
-    """Yields the arrays of a sample.
-
-    Raises:
-        TypeError: A part of it is no number.
-    """
+    """Yields the arrays of a sample; raises TypeError if a part of it is no number."""
     if isinstance(sample, (tuple, list)):
         for each in sample:
             yield from _arrays(each)

@@ -82,22 +82,16 @@ class Draws:
             )
         return adding
 
-
-def cut(samples: Indices, parts: int, unit: int) -> list[Indices]:
-    """Cuts the samples of a worker's step into parts, multiples of `unit` if that can be."""
-    if len(samples) < parts:
-        raise ValueError(
-            f"the plan must give each worker at least accumulate = {parts} samples, got "
-            f"{len(samples)}: let the policy respect the limits, or lower accumulate"
-        )
-    grain = unit if len(samples) % unit == 0 and len(samples) >= parts * unit else 1
-    ends = [len(samples) // grain * (i + 1) // parts * grain for i in range(parts)]
-    return np.split(samples, ends[:-1])
-
-
-def part_sizes(size: int, parts: int, unit: int) -> tuple[int, ...]:
-    """Returns the sizes of the parts into which `size` samples are cut."""
-    return tuple(len(each) for each in cut(np.arange(size), parts, unit))
+    def cut(self, samples: Indices) -> list[Indices]:
+        """Cuts the samples of a worker's step into its parts."""
+        size, parts = len(samples), self.parts
+        if size < parts:
+            raise ValueError(
+                f"the plan must give each worker at least accumulate = {parts} samples, got "
+                f"{size}: let the policy respect the limits, or lower accumulate"
+            )
+        grain = self.unit if size % self.unit == 0 and size >= parts * self.unit else 1
+        return np.split(samples, [size // grain * i // parts * grain for i in range(1, parts)])
 
 
 class BatchSampler(Sampler):
@@ -113,21 +107,18 @@ class BatchSampler(Sampler):
     Args:
         session: Session of the training.
         order: Samples of each step.
+        draws: Counts the batches.
         drawer: Draws each epoch of the order, if it does not follow from a seed.
-        draws: Counts the batches. Defaults to one batch per step.
     """
 
     def __init__(
         self,
         session: PipelinedSession,
         order: Order,
+        draws: Draws,
         drawer: EpochDrawer | None = None,
-        draws: Draws | None = None,
     ) -> None:
-        self._session = session
-        self._draws = draws or Draws()
-        self.order = order
-        self._drawer = drawer
+        self._session, self._draws, self._drawer, self.order = session, draws, drawer, order
         self.running: Spans | None = None
         self.before_draw: Callable[[], None] | None = None  # called when an iteration begins
 
@@ -143,29 +134,19 @@ class BatchSampler(Sampler):
         """
         if self.before_draw is not None:
             self.before_draw()
-        spans = Spans()
+        spans, length = Spans(), self.order.steps_per_epoch
         for step in self._session.epoch_steps(self.order):
-            if self.running is not spans:
-                self._begin(spans, step)
+            if self.running is not spans:  # the first step of an epoch, or of its rest
+                epoch, done = divmod(self._session.step_of_order(step), length)
+                if self._drawer is not None:
+                    self._drawer.draw(epoch)
+                self._draws.begin(step)
+                spans.steps, self.running = range(step, step + length - done), spans
             indices = self._session.local_indices(step)
             spans[step] = self._session.local_span(step)
-            for part in self._parts(indices):
+            for part in self._draws.cut(indices):
                 self._draws.count()
                 yield part.tolist()
-
-    def _parts(self, indices: Indices) -> Iterable[Indices]:
-        """Cuts the samples of a step into its batches."""
-        return cut(indices, self._draws.parts, self._draws.unit)
-
-    def _begin(self, spans: Spans, step: int) -> None:
-        """Begins an epoch, or the rest of one, at a global step."""
-        in_order = self._session.step_of_order(step)
-        epoch, done = divmod(in_order, self.order.steps_per_epoch)
-        if self._drawer is not None:
-            self._drawer.draw(epoch)
-        self._draws.begin(step)
-        spans.steps = range(step, step + self.order.steps_per_epoch - done)
-        self.running = spans
 
 
 class Spans(dict[int, tuple[int, int]]):
@@ -175,29 +156,24 @@ class Spans(dict[int, tuple[int, int]]):
 
 
 class CompanionSampler(BatchSampler):
-    """Batches of another data set, drawn in the same steps as those of a `BatchSampler`.
+    """Batches of another data set, drawn in the same steps as those of a `BatchSampler`, `leader`.
 
-    In each step it draws as many samples as the other sampler, at the same place in an order of its
-    own, whose passes follow each other whatever the epochs are. If its data set has the length,
-    the seed and `shuffle` of the other one, its samples have the same numbers.
-
-    Args:
-        session: Session of the training.
-        leader: Sampler whose steps it follows.
-        stream: Samples of the data set by their place in the order.
+    In each step it draws as many samples as the leader, at the same place in an order of its own,
+    whose passes follow each other whatever the epochs are. If its data set has the length, the seed
+    and `shuffle` of the other one, its samples have the same numbers.
     """
 
     def __init__(
         self, session: PipelinedSession, leader: BatchSampler, stream: SampleStream
     ) -> None:
-        super().__init__(session, leader.order, draws=leader._draws)
+        super().__init__(session, leader.order, leader._draws)
         self._leader, self._stream = leader, stream
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yields the batches of the epoch that the other sampler has begun.
+        """Yields the batches of the epoch that the leader has begun.
 
         Raises:
-            RuntimeError: The other sampler is not yet, or no longer, in the step of the batch.
+            RuntimeError: The leader is not yet, or no longer, in the step of the batch.
         """
         spans = self._leader.running
         if spans is None or spans is self.running:
@@ -209,7 +185,7 @@ class CompanionSampler(BatchSampler):
             if step not in spans:
                 raise _not_leading(f"step {step} has not been drawn")
             begin, count = spans[step]
-            for part in self._parts(self._stream.take(begin, begin + count)):
+            for part in self._draws.cut(self._stream.take(begin, begin + count)):
                 yield part.tolist()
 
 
@@ -219,10 +195,10 @@ def make_sampler(
     data: Data,
     seed: int | None,
     shuffle: bool,
-    sampler: Iterable[object] | None,
-    beside: BatchSampler | None,
-    drop_last: bool = False,
+    sampler: Iterable[object] | None = None,
+    beside: BatchSampler | None = None,
     work: npt.ArrayLike | None = None,
+    drop_last: bool = False,
 ) -> BatchSampler:
     """Creates the sampler of a trainer; see `lbbsp_mx.Trainer.batch_sampler`.
 
@@ -235,41 +211,33 @@ def make_sampler(
                 "work must be left out with beside=, because the sampler follows the cuts of the "
                 "other one: pass to that one the work of both samples together"
             )
-        return _companion(session, num_samples, seed, shuffle, sampler, beside)
-    if sampler is not None:
-        if seed is not None or not shuffle:
+        if sampler is not None or type(beside) is not BatchSampler:
             raise ValueError(
-                f"a sampler decides the order itself, got seed={seed!r} and shuffle={shuffle!r} "
-                "besides: leave them out"
+                f"beside must be a sampler of trainer.batch_sampler for another data set, without "
+                f"sampler=, got beside={beside!r}, sampler={sampler!r}"
             )
-        drawer = EpochDrawer(session, sampler, num_samples)
-        drawer.order.work = None if work is None else Work(work, num_samples)
-        session.use_order(drawer.order)
-        return BatchSampler(session, drawer.order, drawer, draws)
-    order = session.make_order(num_samples, seed, shuffle=shuffle, drop_last=drop_last, work=work)
-    session.use_order(order)
-    return BatchSampler(session, order, draws=draws)
-
-
-def _companion(
-    session: PipelinedSession,
-    num_samples: int,
-    seed: int | None,
-    shuffle: bool,
-    sampler: Iterable[object] | None,
-    leader: BatchSampler,
-) -> CompanionSampler:
-    if sampler is not None or type(leader) is not BatchSampler:
-        raise ValueError(
-            f"beside must be a sampler of trainer.batch_sampler for another data set, without "
-            f"sampler=, got beside={leader!r}, sampler={sampler!r}"
+        seed = session.options.seed if seed is None else seed
+        if session.workers > 1:
+            session.finish_barrier()
+            facts = {"number of samples beside": num_samples, "seed beside": seed}
+            handshake.compare(session.collectives, {**facts, "shuffle beside": int(shuffle)})
+        return CompanionSampler(session, beside, SampleStream(num_samples, seed, shuffle))
+    drawer = None
+    if sampler is None:
+        made = session.make_order(
+            num_samples, seed, shuffle=shuffle, drop_last=drop_last, work=work
         )
-    seed = session.options.seed if seed is None else seed
-    if session.workers > 1:
-        session.finish_barrier()
-        facts = {"number of samples beside": num_samples, "seed beside": seed}
-        handshake.compare(session.collectives, {**facts, "shuffle beside": int(shuffle)})
-    return CompanionSampler(session, leader, SampleStream(num_samples, seed, shuffle))
+    elif seed is not None or not shuffle:
+        raise ValueError(
+            f"a sampler decides the order itself, got seed={seed!r} and shuffle={shuffle!r} "
+            "besides: leave them out"
+        )
+    else:
+        drawer = EpochDrawer(session, sampler, num_samples)
+        made = drawer.order
+        made.work = None if work is None else Work(work, num_samples)
+    session.use_order(made)
+    return BatchSampler(session, made, draws, drawer)
 
 
 def _not_leading(found: str) -> RuntimeError:

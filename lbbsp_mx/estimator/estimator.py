@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
-from mxnet.gluon.contrib.estimator import (
-    CheckpointHandler,
-    EpochBegin,
-    EpochEnd,
-    GradientUpdateHandler,
-    TrainBegin,
-    TrainEnd,
-)
+from mxnet.gluon.contrib.estimator import event_handler as event
 from mxnet.metric import CompositeEvalMetric, EvalMetric
 
 from lbbsp_core.runtime.checkpoint.writer import Every, require_every
@@ -28,14 +21,13 @@ from lbbsp_mx.trainer.trainer import Trainer
 
 logger = logging.getLogger("lbbsp.mx")
 
-_AFTER_VALIDATION: Final = -999
-"""Priority between gluon's ValidationHandler and the handlers that read metrics."""
-
 _PARTS: Final = ("sum_metric", "num_inst", "global_sum_metric", "global_num_inst")
 Values = list[float]
 
 
-class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, GradientUpdateHandler):
+class LoadBalancingHandler(
+    event.TrainBegin, event.TrainEnd, event.EpochBegin, event.EpochEnd, event.GradientUpdateHandler
+):
     """Handler with which `Estimator.fit` trains on unequal workers that stop at the same step.
 
     Pass it as one of the ``event_handlers`` of `fit`, together with a loader that has the
@@ -65,11 +57,7 @@ class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, GradientU
     """
 
     def __init__(
-        self,
-        priority: int = -2000,
-        *,
-        checkpoint: str | Path | None = None,
-        every: Every = "epoch",
+        self, priority: int = -2000, *, checkpoint: str | Path | None = None, every: Every = "epoch"
     ) -> None:
         super().__init__(priority)
         require_every(every, checkpoint)
@@ -84,23 +72,23 @@ class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, GradientU
             ValueError: The trainer is no `lbbsp_mx.Trainer`, or the checkpoint is of another job.
         """
         if not isinstance(estimator.trainer, Trainer):
+            kind = type(estimator.trainer)
             raise ValueError(
-                "the estimator's trainer must be an lbbsp_mx.Trainer, got "
-                f"{type(estimator.trainer).__module__}.{type(estimator.trainer).__name__}: pass "
-                "Estimator(..., trainer=lbbsp_mx.Trainer(...))"
+                f"the estimator's trainer must be an lbbsp_mx.Trainer, got {kind.__module__}."
+                f"{kind.__name__}: pass Estimator(..., trainer=lbbsp_mx.Trainer(...))"
             )
-        checkpoints = estimator.trainer.training.checkpoints
+        checkpoints = estimator.trainer._checkpoints
         first = self._checkpoint is not None and not checkpoints.regular
         if first and checkpoints.resume(self._checkpoint, self._every):
             _leave_out_what_is_done(estimator)
         checkpoints.schedule.open()
-        self.ends.begin(estimator.trainer.training.session)
+        self.ends.begin(estimator.trainer._session)
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Writes the last checkpoint and metrics; SIGTERM then ends the process at once."""
         self.ends.end()
-        estimator.trainer.training.checkpoints.schedule.end()
-        estimator.trainer.training.session.flush()
+        estimator.trainer._checkpoints.schedule.end()
+        estimator.trainer._session.flush()
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Excludes the first step, because it may follow a validation."""
@@ -131,13 +119,12 @@ class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, GradientU
 
 def _leave_out_what_is_done(estimator: Any) -> None:
     """Lowers the numbers of epochs and batches, which the handler that ends the fit reads later."""
-    session = estimator.trainer.training.session
+    session = estimator.trainer._session
     steps = session.step_of_order(session.step)
-    done = {"max_epoch": estimator.trainer.epoch, "max_batch": steps}
-    for name, count in done.items():
+    for name, done in (("max_epoch", estimator.trainer.epoch), ("max_batch", steps)):
         total = getattr(estimator, name)
-        if total is not None and total > count:
-            setattr(estimator, name, total - count)
+        if total is not None and total > done:
+            setattr(estimator, name, total - done)
         elif total is not None:
             estimator.max_epoch = 1
             session.skip_epoch()
@@ -147,7 +134,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-class EpochEnds(EpochEnd):
+class EpochEnds(event.EpochEnd):
     """Handler that makes the ends of epochs the same on all workers.
 
     At the end of a whole epoch it replaces the sums of all metrics by those over the workers, until
@@ -156,35 +143,32 @@ class EpochEnds(EpochEnd):
     before its end, nothing is exchanged, because the others may be in a step.
     """
 
-    priority = _AFTER_VALIDATION
+    priority = -999  # between gluon's ValidationHandler and the handlers that read metrics
 
     def __init__(self) -> None:
         self._session: PipelinedSession | None = None
-        self._has_ended = False
+        self._has_ended = self._stops = False  # this epoch; the fit, by another worker
         self._shown: list[tuple[EvalMetric, Values, Values]] = []
-        self.stops = False
-        """Whether another worker has ended the fit."""
-        self.writers: list[CheckpointHandler] = []
-        """Handlers of the fit that write files."""
+        self.writers: list[event.CheckpointHandler] = []  # handlers of the fit that write files
 
     def begin(self, session: PipelinedSession) -> None:
         """Begins a fit; a collective. In folders that are those of worker 0, it alone writes."""
-        self._session, self._has_ended, self.stops = session, False, False
+        self._session, self._has_ended, self._stops = session, False, False
         folders = [str(Path(each.model_dir).resolve()) for each in self.writers]
         session.finish_barrier()
         rows = session.collectives.all_gather([crc32(repr(folders).encode())])
-        if session.collectives.rank and rows[session.collectives.rank] == rows[0]:
+        if session.rank and rows[session.rank] == rows[0]:
             for each in self.writers:
                 each._save_symbol = each._save_params_and_trainer = lambda *_: None
 
     def epoch_begin(self) -> None:
         """Restores this worker's own sums, and skips the epoch if another worker ends the fit."""
-        for metric, local, shown in self._shown:
+        while self._shown:
+            metric, local, shown = self._shown.pop()
             if _read(metric) == shown:
                 _write(metric, local)
-        self._shown = []
-        if self._takes_end() and self._session.any_worker(False):
-            self.stops = True
+        if self._agrees(False):
+            self._stops = True
             self._session.skip_epoch()
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
@@ -192,50 +176,49 @@ class EpochEnds(EpochEnd):
         session = self._session
         # Where the order's epoch has ended, it has on all workers.
         is_end = session.workers > 1 and ends_epoch(session, session.step - 1)
-        self._has_ended = is_end and not self.stops
+        self._has_ended = is_end and not self._stops
         if self._has_ended:
             metrics = list(_summable([*estimator.train_metrics, *estimator.val_metrics]))
             local = [_read(metric) for metric in metrics]
-            flat = sums(self._session.collectives, [each for values in local for each in values])
-            rows = [flat[i : i + len(_PARTS)] for i in range(0, len(flat), len(_PARTS))]
-            for metric, row in zip(metrics, rows, strict=True):
+            flat = sums(session.collectives, [each for values in local for each in values])
+            shown = [flat[i : i + len(_PARTS)] for i in range(0, len(flat), len(_PARTS))]
+            self._shown = list(zip(metrics, local, shown, strict=True))
+            for metric, _, row in self._shown:
                 _write(metric, row)
-            self._shown = list(zip(metrics, local, rows, strict=True))
-        return self.stops
+        return self._stops
 
     def end(self) -> None:
         """Tells the other workers that the fit ends."""
-        if self._takes_end():
-            self._session.any_worker(True)
+        self._agrees(True)
 
-    def _takes_end(self) -> bool:
+    def _agrees(self, ends: bool) -> bool:
+        """Tells the others after an epoch whether this worker ends; returns whether any does."""
         has_ended, self._has_ended = self._has_ended, False
-        return has_ended
+        return has_ended and self._session.any_worker(ends)
 
 
 @functools.cache
 def join_estimators() -> None:
     """Lets estimators run the `ends` of a handler too, at their place among its event handlers."""
-    if not compat.add_handlers(_all_ends):
+
+    def all_ends(handlers: Sequence[Any]) -> list[Any]:
+        ends = [each.ends for each in handlers if isinstance(each, LoadBalancingHandler)]
+        for each in ends:
+            each.writers = [one for one in handlers if isinstance(one, event.CheckpointHandler)]
+        return ends
+
+    if not compat.add_handlers(all_ends):
         logger.warning(
             "this version of MXNet sorts the handlers of estimators otherwise than 1.9.1: metrics "
             "stay those of each worker, so let no handler end a fit by them; use MXNet 1.9.1"
         )
 
 
-def _all_ends(handlers: Sequence[Any]) -> list[Any]:
-    ends = [each.ends for each in handlers if isinstance(each, LoadBalancingHandler)]
-    for each in ends:
-        each.writers = [one for one in handlers if isinstance(one, CheckpointHandler)]
-    return ends
-
-
 def _summable(metrics: Iterable[EvalMetric]) -> Iterable[EvalMetric]:
     """Yields each metric that keeps a sum and a number, once."""
     seen: set[int] = set()
     for metric in metrics:
-        parts = metric.metrics if isinstance(metric, CompositeEvalMetric) else [metric]
-        for part in parts:
+        for part in metric.metrics if isinstance(metric, CompositeEvalMetric) else [metric]:
             computed = isinstance(getattr(type(part), "sum_metric", None), property)
             if id(part) not in seen and not computed and hasattr(part, "sum_metric"):
                 seen.add(id(part))

@@ -59,32 +59,23 @@ class SyncBatchNorm(nn.BatchNorm):
             )
         super().hybridize(active, **kwargs)
 
-    def cast(self, dtype: Any) -> None:
-        """Keeps single precision, as gluon's own layer does."""
-        if np.dtype(dtype).name == "float16":
-            dtype = "float32"
-        super().cast(dtype)
-
     def hybrid_forward(
         self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
     ) -> Any:
         """Normalises x by the moments of the global batch, or the running ones in prediction."""
         peers = self.running_mean.lbbsp_synchronised
-        if not peers.is_connected and cluster.in_cluster() and mx.autograd.is_training():
-            known = self.running_mean.shape and self.running_mean.shape[0]
-            if known:
-                raise RuntimeError(
-                    f"{self.name} is not connected to the other workers: create the "
-                    "lbbsp_mx.Trainer of its parameters before training"
-                )
+        trains = not peers.is_connected and cluster.in_cluster() and mx.autograd.is_training()
+        if trains and self.running_mean.shape and self.running_mean.shape[0]:
+            raise RuntimeError(
+                f"{self.name} is not connected to the other workers: create the lbbsp_mx.Trainer "
+                "of its parameters before training"
+            )
         inputs = (x, gamma, beta, running_mean, running_var)
         x, *vectors = (each.as_nd_ndarray() for each in inputs)
         names = ("momentum", "eps", "fix_gamma", "use_global_stats")
         options = {name: repr(self._kwargs[name]) for name in names}
-        y = F.Custom(
-            _plain(F, x), *vectors, op_type=_OPERATOR, peers=peers.key, name="fwd", **options
-        )
-        y = _plain(F, y)
+        options |= {"op_type": _OPERATOR, "peers": peers.key, "name": "fwd"}
+        y = _plain(F, F.Custom(_plain(F, x), *vectors, **options))
         return y.as_np_ndarray() if mx.util.is_np_array() else y
 
 
@@ -111,8 +102,8 @@ class _Operator(mx.operator.CustomOp):
             mean, variance = aux
         self._mean, self._scale = mean.copy(), mx.nd.rsqrt(variance + options.eps)
         gamma = mx.nd.ones_like(gamma) if options.fix_gamma else gamma
-        y = mx.nd.broadcast_mul(self._normalised(x), _over(gamma, x))
-        self.assign(out_data[0], req[0], mx.nd.broadcast_add(y, _over(beta, x)))
+        y = self._normalised(x) * _over(gamma, x) + _over(beta, x)
+        self.assign(out_data[0], req[0], y)
 
     def backward(
         self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
@@ -125,21 +116,16 @@ class _Operator(mx.operator.CustomOp):
         dgamma = (dy * normalised).sum(axis=1, exclude=True)
         if self._total:
             row = np.concatenate([dbeta.asnumpy(), dgamma.asnumpy()])
-            sums = np.split(self._gather("sums", row).astype(np.float64).sum(axis=0), 2)
-            ones, along = (
-                _over(mx.nd.array(s / self._total, ctx=x.context, dtype=gamma.dtype), x)
-                for s in sums
-            )
-            dy = mx.nd.broadcast_sub(dy, ones) - mx.nd.broadcast_mul(normalised, along)
+            means = self._gather("sums", row).astype(np.float64).sum(axis=0) / self._total
+            means = mx.nd.array(means.reshape(2, -1), ctx=x.context, dtype=gamma.dtype)
+            dy = dy - _over(means[0], x) - normalised * _over(means[1], x)
         factor = self._scale if fixed else gamma * self._scale
-        self.assign(in_grad[0], req[0], mx.nd.broadcast_mul(dy, _over(factor, x)))
+        self.assign(in_grad[0], req[0], dy * _over(factor, x))
         self.assign(in_grad[1], req[1], mx.nd.zeros_like(dgamma) if fixed else dgamma)
         self.assign(in_grad[2], req[2], dbeta)
 
     def _normalised(self, x: Any) -> Any:
-        return mx.nd.broadcast_mul(
-            mx.nd.broadcast_sub(x, _over(self._mean, x)), _over(self._scale, x)
-        )
+        return (x - _over(self._mean, x)) * _over(self._scale, x)
 
     def _moments(self, x: Any) -> tuple[float, Any, Any]:
         """Returns the number of values per channel, their mean and variance, of the global batch.
@@ -148,7 +134,7 @@ class _Operator(mx.operator.CustomOp):
         """
         count = x.size / x.shape[1]
         mean = x.mean(axis=1, exclude=True)
-        squares = (mx.nd.broadcast_sub(x, _over(mean, x)) ** 2).sum(axis=1, exclude=True)
+        squares = ((x - _over(mean, x)) ** 2).sum(axis=1, exclude=True)
         row = np.concatenate([[count], mean.asnumpy(), squares.asnumpy()])
         row = row.astype(np.promote_types(x.dtype, np.float32))
         self._use = 0 if self._peers is None else self._peers.next_use()
@@ -160,17 +146,15 @@ class _Operator(mx.operator.CustomOp):
         return float(total), mean, variance
 
     def _gather(self, kind: str, row: Any) -> Any:
-        """Gathers rows of this use.
-
-        Raises:
-            RuntimeError: There are other workers, and the layer was loaded from a file.
-        """
-        if self._peers is None and cluster.in_cluster():
+        """Gathers rows of this use."""
+        if self._peers is not None:
+            return self._peers.gather(kind, self._use, row)
+        if cluster.in_cluster():
             raise RuntimeError(
                 "a network with lbbsp_mx.SyncBatchNorm that was loaded from an exported file "
                 "cannot be trained by several workers: create it from its Python code"
             )
-        return row[None] if self._peers is None else self._peers.gather(kind, self._use, row)
+        return row[None]
 
 
 @mx.operator.register(_OPERATOR)
@@ -180,7 +164,7 @@ class _Properties(mx.operator.CustomOpProp):
     def __init__(
         self, peers: str, momentum: str, eps: str, fix_gamma: str, use_global_stats: str
     ) -> None:
-        super().__init__(need_top_grad=True)
+        super().__init__()
         self._key = peers
         self.momentum, self.eps = float(momentum), float(eps)
         self.fix_gamma, self.use_global_stats = fix_gamma == "True", use_global_stats == "True"

@@ -50,8 +50,7 @@ class Peers:
         self._running_mean = running_mean
         self.key = uuid.uuid4().hex  # names of layers are not unique
         self._uses = itertools.count()
-        self._turns: dict[str, _Turns] = {}
-        self._is_alone = False
+        self._turns: dict[str, _Turns] | None = None  # empty if there are no other workers
         _PEERS[self.key] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Peers:
@@ -61,7 +60,7 @@ class Peers:
     @property
     def is_connected(self) -> bool:
         """True once a trainer has connected the layer."""
-        return self._is_alone or bool(self._turns)
+        return self._turns is not None
 
     def connect(
         self,
@@ -72,34 +71,24 @@ class Peers:
         accumulate: int,
     ) -> None:
         """Connects the layer to the other workers, if there are any; the trainer calls it."""
-        self._check(devices, mean_loss, accumulate)
-        if store.workers == 1:
-            self._turns, self._is_alone = {}, True
-            return
-        env.allow_many_custom_operators()
-        channels = self._running_mean.shape[0]
-        widths = {"moments": 2 * channels + 1, "sums": 2 * channels}
-        self._uses = itertools.count()
-        floats = np.dtype(self._running_mean.dtype).itemsize // np.float32().itemsize or 1
-        self._turns = {
-            kind: _Turns(store, session, width * floats) for kind, width in widths.items()
+        refused = {
+            f"one device per worker, got {devices}: start more workers": devices > 1,
+            "the loss per sample, got mean_loss=True: do not average the loss, since the trainer "
+            "divides by the global batch size": mean_loss,
+            f"accumulate = 1, got {accumulate}: leave it out, since the layer would normalise "
+            "parts of the global batch, which depend on the plan": accumulate > 1,
         }
-
-    def _check(self, devices: int, mean_loss: bool, accumulate: int) -> None:
-        if devices > 1:
-            raise ValueError(
-                f"SyncBatchNorm needs one device per worker, got {devices}: start more workers"
-            )
-        if mean_loss:
-            raise ValueError(
-                "SyncBatchNorm needs the loss per sample, got mean_loss=True: do not average the "
-                "loss, since the trainer divides by the global batch size"
-            )
-        if accumulate > 1:
-            raise ValueError(
-                f"SyncBatchNorm needs accumulate = 1, got {accumulate}: leave it out, since the "
-                "layer would normalise parts of the global batch, which depend on the plan"
-            )
+        for needs, is_refused in refused.items():
+            if is_refused:
+                raise ValueError(f"SyncBatchNorm needs {needs}")
+        turns = {}
+        if store.workers > 1:
+            env.allow_many_custom_operators()
+            channels = self._running_mean.shape[0]
+            floats = np.dtype(self._running_mean.dtype).itemsize // np.float32().itemsize or 1
+            for kind, width in (("moments", 2 * channels + 1), ("sums", 2 * channels)):
+                turns[kind] = _Turns(store, session, width * floats)
+        self._turns, self._uses = turns, itertools.count()
 
     def next_use(self) -> int:
         """Returns the number of the next use, the same on all workers."""
@@ -110,9 +99,9 @@ class Peers:
 
         The kind is "moments" or "sums". The row is float32, or float64 if the parameters are.
         """
-        if not self._turns:
+        turns = (self._turns or {}).get(kind)
+        if turns is None:
             return row[None]
-        turns = self._turns[kind]
         if row.dtype != np.float64:
             return turns.gather(use, row)
         rounded = row.astype(np.float32)  # stores gather float32
@@ -136,21 +125,15 @@ class _Turns:
     def gather(self, use: int, row: Any) -> Any:
         """Sends the row of a use, and waits for those of all workers."""
         with self._session.excluded_wait(), self._store.waiting("for a layer of the others"):
-            self._take_turn(np.concatenate([[use], row]).astype(np.float32))
+            sent = np.concatenate([[use], row]).astype(np.float32)
+            with self._turn:
+                received = self._store.begin_gather(sent, slot=self._slot)()
             with self._arrived:
+                for rank, each in enumerate(received):
+                    self._rows[int(each[0])][rank].append(each[1:])
+                self._arrived.notify_all()
                 self._arrived.wait_for(lambda: all(self._rows[use]))
-                return np.stack(self._pop(use))
-
-    def _take_turn(self, row: Any) -> None:
-        with self._turn:
-            received = self._store.begin_gather(row, slot=self._slot)()
-        with self._arrived:
-            for rank, each in enumerate(received):
-                self._rows[int(each[0])][rank].append(each[1:])
-            self._arrived.notify_all()
-
-    def _pop(self, use: int) -> list[Any]:
-        rows = [each.popleft() for each in self._rows[use]]
-        if not any(self._rows[use]):
-            del self._rows[use]
-        return rows
+                rows = np.stack([each.popleft() for each in self._rows[use]])
+                if not any(self._rows[use]):
+                    del self._rows[use]
+                return rows

@@ -321,7 +321,7 @@ def _send(store: Any, number: int, param: gluon.Parameter) -> None:
         wait_for(out)
 
     if is_sparse(param):
-        exchange_whole(param, lambda values: exchange(values, [values]))
+        exchange_whole(param, exchange)
     else:
         exchange(param.list_data()[0], param.list_data())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import mxnet as mx
@@ -26,8 +26,7 @@ def trains_alone(kvstore: Store) -> bool:
     """Returns whether gluon's own code trains, because there are no other workers."""
     if isinstance(kvstore, KVStoreBase):
         return kvstore.num_workers == 1
-    local = _kind(kvstore) in IN_ONE_PROCESS
-    return local or not cluster.in_cluster() or cluster.counts()[0] == 1
+    return _kind(kvstore) in IN_ONE_PROCESS or not _has_peers()
 
 
 def store_of(kvstore: Store, alone: bool) -> SharedStore:
@@ -41,16 +40,21 @@ def store_of(kvstore: Store, alone: bool) -> SharedStore:
     is_distributed = kind in DISTRIBUTED
     if alone and (is_distributed or kvstore in (NAME, GLUON_NAME)):
         logger.warning("lbbsp_mx.Trainer is passive, because there is only one worker")
-    elif alone and cluster.in_cluster() and cluster.counts()[0] > 1:
+    elif alone and _has_peers():
         logger.warning(
             "kvstore = %r is not distributed, so that each worker trains a model of its own: use "
             "'dist_sync' to train one model together",
             kvstore,
         )
     is_ours = isinstance(kvstore, mx.kv.KVStore) or kind in IN_ONE_PROCESS
-    if alone and not is_ours and not (is_distributed and cluster.in_cluster()):
-        return make_store("local" if isinstance(kvstore, KVStoreBase | str) else kvstore)
-    return make_store(kvstore)
+    joins = is_ours or (is_distributed and cluster.in_cluster())
+    is_foreign = alone and not joins and isinstance(kvstore, KVStoreBase | str)
+    return make_store("local" if is_foreign else kvstore)
+
+
+def _has_peers() -> bool:
+    """Returns whether the variables describe a cluster of several workers."""
+    return cluster.in_cluster() and cluster.counts()[0] > 1
 
 
 def gluon_store(kvstore: Store) -> Store:
@@ -69,36 +73,32 @@ def _kind(kvstore: Store) -> str | None:
 
 
 def check_options(
-    alone: bool,
-    compression_params: object,
-    update_on_kvstore: bool | None,
-    global_batch_size: int | None,
-    planning: Iterable[str],
+    alone: bool, compression: object, updates: bool | None, total: int | None, needing: list[str]
 ) -> None:
     """Raises an error if options do not fit the cluster, or a training in one process.
 
-    `planning` names the given options that need the global batch size.
+    `needing` names the given options that need the global batch size, `total`.
     """
     if not alone or cluster.in_cluster():
-        if update_on_kvstore:
+        if updates:
             raise ValueError(
                 "update_on_kvstore must be False, got True: leave it out, because a server would "
                 "divide by a constant batch size; the optimizer runs in the workers"
             )
-        if compression_params:
+        if compression:
             raise ValueError(
-                f"compression_params must be None, got {compression_params!r}: leave it out, "
+                f"compression_params must be None, got {compression!r}: leave it out, "
                 "because compression makes gradients and the workers' messages inexact"
             )
-        planning = ["several workers", *planning]
-    if global_batch_size is None and (needing := ", ".join(planning)):
+        needing = ["several workers", *needing]
+    if total is not None:
+        require_integer("global_batch_size", total, 0)
+    elif needing:
         raise ValueError(
-            f"global_batch_size must be given for {needing}, got None: pass the samples per step "
-            "over all workers to lbbsp_mx.Trainer, or beside=trainer for a trainer that steps on "
-            "the batches of another one"
+            f"global_batch_size must be given for {', '.join(needing)}, got None: pass the samples "
+            "per step over all workers to lbbsp_mx.Trainer, or beside=trainer for a trainer that "
+            "steps on the batches of another one"
         )
-    if global_batch_size is not None:
-        require_integer("global_batch_size", global_batch_size, 0)
 
 
 def refuse_inexact(params: Sequence[gluon.Parameter], mean_loss: bool, accumulate: int) -> None:

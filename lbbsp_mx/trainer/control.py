@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -12,27 +14,25 @@ import numpy.typing as npt
 from lbbsp_core.runtime.checkpoint.writer import Every
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.data.sampler import BatchSampler, Data, make_sampler
+from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints
-from lbbsp_mx.trainer.steps import Training
+from lbbsp_mx.store.native import runtime
+from lbbsp_mx.trainer.steps import SEVERAL_CHECKPOINTS, Steps
 
 
 class TrainingControl:
     """Methods of a trainer beside those of its steps: plan, data, metrics and checkpoints."""
 
-    training: Training
-
-    @property
-    def _session(self) -> PipelinedSession:
-        return self.training.session
-
-    @property
-    def _checkpoints(self) -> Checkpoints:
-        return self.training.checkpoints
+    _session: PipelinedSession
+    _steps: Steps
+    _agreement: Agreement
+    _checkpoints: Checkpoints
+    _global_batch_size: int | None
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Plan of the running step: samples by rank."""
-        self.training.steps.shows_sizes = True
+        self._steps.shows_sizes = True
         return self._session.sizes
 
     @property
@@ -81,11 +81,11 @@ class TrainingControl:
             TypeError: `sampler` has no length, or yields no indices.
             DisagreementError: The workers have different data sets.
         """
-        self.training.steps.check_leads()
-        draws = self.training.steps.draws
-        made = make_sampler(self._session, draws, data, seed, shuffle, sampler, beside, work=work)
+        self._steps.check_leads()
+        draws = self._steps.draws
+        made = make_sampler(self._session, draws, data, seed, shuffle, sampler, beside, work)
         self._checkpoints.check_order()
-        made.before_draw = self.training.begin_epoch
+        made.before_draw = self._begin_epoch
         return made
 
     @property
@@ -105,7 +105,7 @@ class TrainingControl:
                 f"rows must stay with their worker, but {type(policy).__name__} changes the plan: "
                 "use policy=lbbsp_core.Even() or lbbsp_core.FixedShares(...)"
             )
-        self.training.steps.has_rows = True
+        self._steps.has_rows = True
         begin = sum(sizes[: session.rank])
         return slice(begin, begin + sizes[session.rank])
 
@@ -118,7 +118,7 @@ class TrainingControl:
         `batch_sampler` is drawn: parameters that differ are then replaced by those of worker 0.
         The state of the optimizer does not change.
         """
-        self.training.agreement.broadcast()
+        self._agreement.broadcast()
 
     def mean_over_workers(
         self, value: float | npt.ArrayLike | mx.nd.NDArray, weight: float = 1.0
@@ -142,7 +142,7 @@ class TrainingControl:
             if loss > best:
                 trainer.set_learning_rate(trainer.learning_rate / 2)
         """
-        return self.training.agreement.mean(value, weight)
+        return self._agreement.mean(value, weight)
 
     # Checkpoints
 
@@ -237,3 +237,34 @@ class TrainingControl:
             ValueError: The file is damaged, or of other data, another order, network or optimizer.
         """
         self._checkpoints.load_file(fname)
+
+    # What the trainer asks for
+
+    def _begin_epoch(self) -> None:
+        """Notes whose batches are drawn from now on, and compares the parameters before."""
+        runtime().drawn_for = weakref.ref(self._steps)
+        self._agreement.before_draw()
+
+    def _end_step(self, step: int) -> None:
+        """Compares, and writes a checkpoint, where they are due after a step."""
+        if not self._steps.is_beside:
+            self._agreement.end_step(step)
+            self._checkpoints.end_step(step)
+
+    def _check_beside(self, total: int | None, parts: int, options: dict[str, Any]) -> None:
+        """Raises an error if these are not the arguments of a trainer beside this one."""
+        self._steps.check_leads()
+        if self._checkpoints.regular:
+            raise ValueError(SEVERAL_CHECKPOINTS)
+        own = {"global_batch_size": self._global_batch_size, "accumulate": self._steps.draws.parts}
+        for name, given in (("global_batch_size", total), ("accumulate", parts)):
+            if given not in (None, own[name]):
+                raise ValueError(
+                    f"{name} must be that of the trainer beside which this one steps, {own[name]}, "
+                    f"got {given}: pass it to that trainer, since both step on the same batches"
+                )
+        if options:
+            raise ValueError(
+                f"a trainer beside another one takes no options of the plan, got "
+                f"{', '.join(options)}: pass them to the other trainer, whose plan both follow"
+            )

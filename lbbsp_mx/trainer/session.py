@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -24,22 +24,17 @@ logger = logging.getLogger("lbbsp.mx")
 
 
 def start_session(
-    trainer: TrainerParts,
-    total: int | None,
-    options: SessionOptions,
-    *,
-    parts: int,
-    has_grain: bool,
+    trainer: TrainerParts, total: int | None, options: SessionOptions, parts: int
 ) -> PipelinedSession:
     """Creates the session of a trainer with the global batch size `total`.
 
-    `parts` are the loader batches of a step; `has_grain` tells that the granularity is given.
+    `parts` are the loader batches of a step.
     """
     store, contexts = trainer.store, trainer.contexts
     if total is None:
         return cast(PipelinedSession, Unplanned(store))
     options = options.for_workers(store.workers, total)
-    if not has_grain:
+    if options.granularity is None:
         options = with_granularity(options, store, total, len(contexts), parts)
     facts = {"parameters": len(trainer.params), "accumulate": parts}
     devices = devices_of(contexts)
@@ -53,38 +48,25 @@ def with_granularity(
 
     Workers may have different numbers of devices: it is a multiple of each; a collective.
     """
-    rows = [[parts, devices]]
-    if collectives.workers > 1:
+    rows, workers = [[parts, devices]], collectives.workers
+    if workers > 1:
         rows = collectives.all_gather(rows[0])
         compare_facts(["accumulate"], [row[:1] for row in rows])
     granularity = parts * math.lcm(*(count for _, count in rows))
     if granularity == 1:
         return options
-    if _divides(granularity, options, total, collectives.workers, parts):
-        return replace(options, granularity=granularity)
+    each = limits_by_rank(options.limits, workers)
+    limits = [replace(bounds, minimum=max(bounds.minimum, parts)) for bounds in each]
+    with suppress(ValueError):  # there is no such plan
+        allocate([Proportional(1.0)] * workers, total=total, limits=limits, granularity=granularity)
+        if total % granularity == 0 and total >= granularity * workers:
+            return replace(options, granularity=granularity)
     logger.warning(
         "global_batch_size = %d cannot be divided among %d workers in multiples of %d, the number "
         "of devices times accumulate: split batches with even_split=False, or change it",
-        total,
-        collectives.workers,
-        granularity,
+        *(total, workers, granularity),
     )
     return options
-
-
-def _divides(
-    granularity: int, options: SessionOptions, total: int, workers: int, parts: int
-) -> bool:
-    """Returns whether batches that are multiples of `granularity` can sum to `total`."""
-    if total % granularity or total < granularity * workers:
-        return False
-    each = limits_by_rank(options.limits, workers)
-    limits = [replace(bounds, minimum=max(bounds.minimum, parts)) for bounds in each]
-    try:
-        allocate([Proportional(1.0)] * workers, total=total, limits=limits, granularity=granularity)
-    except ValueError:
-        return False
-    return True
 
 
 class _UnplannedError(ValueError, AttributeError):
@@ -104,11 +86,13 @@ class Unplanned:
     rank, workers, order, step = 0, 1, None, 0
     exclude_step = finish_barrier = flush = load_state = staticmethod(_nothing)
     excluded_wait = staticmethod(nullcontext)
+    facts = staticmethod(dict)  # a state of the optimizer fits any data
 
     def __init__(self, collectives: Collectives) -> None:
         self.collectives = collectives
         self._stopping = Stopping(cast(Any, self))
         self.extensions = {Stopping: self._stopping}
+        self.request_stop = self._stopping.request
 
     def __getattr__(self, name: str) -> Any:
         """Refuses all that needs a plan."""
@@ -122,10 +106,6 @@ class Unplanned:
         self.step += 1
         self._stopping.received(self.step, [self._stopping.offer()], ())
 
-    def request_stop(self) -> None:
-        """Lets `stopping` be true after the running step."""
-        self._stopping.request()
-
     @property
     def stopping(self) -> bool:
         """Whether `request_stop` was called before the last step ended."""
@@ -136,10 +116,6 @@ class Unplanned:
     ) -> Any:
         """Returns the batch size, because steps have no barrier."""
         return (size,)
-
-    def facts(self) -> dict[str, Any]:
-        """Returns no facts, since a state of the optimizer fits any data."""
-        return {}
 
     def save_state(self, *, alone: bool) -> tuple[None, dict[str, Any]]:
         """Returns an empty state."""

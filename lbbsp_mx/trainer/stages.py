@@ -15,7 +15,7 @@ import numpy as np
 from mxnet import gluon
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_mx.parameters import Arrays
+from lbbsp_mx.parameters import Arrays, put_rows
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.trainer.steps import StepSizes
 
@@ -77,28 +77,25 @@ class IdleDevices(GradientStage):
     that the next step sees which devices had samples.
     """
 
-    def __init__(
-        self, params: Sequence[gluon.Parameter], updates_in_store: Callable[[], bool]
-    ) -> None:
-        self._params, self._updates_in_store = params, updates_in_store
-        self._removes = self._has_removed = False
+    def __init__(self, updates_in_store: Callable[[], bool]) -> None:
+        self._updates_in_store = updates_in_store
+        self._marked: list[gluon.Parameter] = []  # after the update
+        self._has_removed = False
 
     def before_sums(self, gradients: Gradients) -> None:
         """Zeroes them, if the batch has a plan."""
-        sizes, params = gradients.sizes, [self._params[i] for i in learning(self._params)]
-        self._removes = sizes.is_planned and self._updates_in_store()
+        sizes, params = gradients.sizes, [gradients.params[i] for i in gradients.arrays]
         if sizes.is_planned:
             largest = max(sizes.parts or (sizes.local,))
             clear_stale(param for param in params if largest < len(param._data))
-        if self._removes and self._has_removed:
-            mark_gradients(params, is_fresh=True)
+        self._marked = params if sizes.is_planned and self._updates_in_store() else []
+        if self._has_removed:
+            mark_gradients(self._marked, is_fresh=True)
 
     def after_update(self) -> None:
         """Removes the marks that the store has left."""
-        if self._removes:
-            params = [self._params[i] for i in learning(self._params)]
-            mark_gradients(params, is_fresh=False)
-            self._has_removed = True
+        mark_gradients(self._marked, is_fresh=False)
+        self._has_removed = self._has_removed or bool(self._marked)
 
 
 class Freshness(GradientStage):
@@ -143,19 +140,18 @@ class Freshness(GradientStage):
         """Marks gradients as new that any worker has computed."""
         if ignores_stale and self._is_partial():
             told = self._counts[1].asnumpy()
-            params = self._params
-            mark_gradients((params[i] for i in learning(params) if told[i]), is_fresh=True)
+            new = (self._params[i] for i in learning(self._params) if told[i])
+            mark_gradients(new, is_fresh=True)
 
     def _is_partial(self) -> bool:
         """Returns whether this worker has no new gradient of a parameter that learns."""
-        return not all(is_fresh(self._params[number]) for number in learning(self._params))
+        learns = (self._params[number]._data for number in learning(self._params))
+        return not all(any(data._fresh_grad for data in devices) for devices in learns)
 
     def _arrays(self, number: int) -> Arrays:
         param = self._params[number]
-        if param.grad_req == "null":  # here alone: the others wait for these sums
-            return [each.copy() for each in param._data]
-        gradients: Arrays = param.list_grad()
-        return gradients
+        is_fixed = param.grad_req == "null"  # here alone: the others wait for these sums
+        return [each.copy() for each in param._data] if is_fixed else param.list_grad()
 
 
 class RowSums(GradientStage):
@@ -228,17 +224,13 @@ class MeanLosses(GradientStage):
 
 
 def stages_of(
-    store: TrainerStore,
-    session: PipelinedSession,
-    params: Sequence[gluon.Parameter],
-    *,
-    mean_loss: bool,
+    store: TrainerStore, session: PipelinedSession, params: Sequence[gluon.Parameter], mean: bool
 ) -> list[GradientStage]:
-    """Returns the stages of several workers, in the order of the way; a collective."""
+    """Returns the stages of several workers, whose losses may be means; a collective."""
     stages: list[GradientStage] = [Freshness(store, session, params)]
     if any(param._grad_stype != "default" for param in params):
         stages.append(RowSums(store))
-    if mean_loss:
+    if mean:
         stages.append(MeanLosses())
     return stages
 
@@ -253,13 +245,10 @@ def _fill(copy: mx.nd.NDArray, gradient: mx.nd.NDArray) -> None:
 
 def _restore(gradient: mx.nd.NDArray, summed: np.ndarray) -> None:
     rows = np.flatnonzero(summed[:, -1])
-    if not len(rows):
+    if len(rows):
+        put_rows(gradient, summed[rows, :-1].reshape(len(rows), *gradient.shape[1:]), rows)
+    else:
         clear(gradient)
-        return
-    values = summed[rows, :-1].reshape(len(rows), *gradient.shape[1:])
-    mx.nd.sparse.row_sparse_array(
-        (values, rows), shape=gradient.shape, ctx=gradient.context, dtype=gradient.dtype
-    ).copyto(gradient)
 
 
 # Gradients that a batch has computed, which gluon marks as fresh
@@ -291,11 +280,6 @@ def clear(array: mx.nd.NDArray) -> None:
     else:  # which an assignment would give all rows
         zeros = mx.nd.sparse.zeros(array.stype, array.shape, array.context, array.dtype)
         zeros.copyto(array)
-
-
-def is_fresh(param: gluon.Parameter) -> bool:
-    """Returns whether a gradient has been computed since the last step, on any device."""
-    return any(data._fresh_grad for data in param._data)
 
 
 def mark_gradients(params: Iterable[gluon.Parameter], *, is_fresh: bool) -> None:

@@ -1,23 +1,20 @@
-"""Steps of trainers, the barriers that end them, and what accompanies them: `Training`."""
+"""Steps of trainers, the barriers that end them, and the weights of batches: `Steps`."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import math
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, SupportsFloat, TypeAlias
+from typing import NamedTuple, SupportsFloat, TypeAlias
 
 import mxnet as mx
+import numpy as np
 from mxnet import gluon
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx import compat
-from lbbsp_mx.data.sampler import Draws, part_sizes
-from lbbsp_mx.reliability.agreement import Agreement
-from lbbsp_mx.reliability.checkpoint import Checkpoints
-from lbbsp_mx.reliability.parts import TrainerParts
+from lbbsp_mx.data.sampler import Draws
 from lbbsp_mx.store.native import runtime
 
 logger = logging.getLogger("lbbsp.mx")
@@ -25,8 +22,8 @@ logger = logging.getLogger("lbbsp.mx")
 Wait = Callable[[], None]
 
 SEVERAL_CHECKPOINTS = (
-    "checkpoints hold one trainer, and several make steps on the same batches: leave out resume, "
-    "save and load; save the parameters of each network, and save_states of each trainer"
+    "checkpoints hold one trainer, and several make steps on the same batches: in their place "
+    "save the parameters of each network, and save_states of each trainer"
 )
 
 Weight: TypeAlias = "SupportsFloat | mx.nd.NDArray | None"
@@ -52,15 +49,14 @@ class StepSizes(NamedTuple):
                 "and make a step for each; to accumulate gradients, pass accumulate to the trainer"
             )
 
-    def divisor_of_means(self, batch_size: float) -> float:
-        """Returns 1, by which `update` divides mean gradients, if its batch size is plausible."""
+    def check_of_means(self, batch_size: float) -> None:
+        """Checks the batch size that is passed to `update`, which changes nothing there."""
         if self.is_planned and batch_size not in (1, self.local, *self.parts, self.total):
             raise ValueError(
                 f"update must be called with 1, the {self.local} samples of worker {self.rank}"
                 f"{self._or_a_part}, or the {self.total} samples of all workers, got "
                 f"{batch_size!r}: each has the same effect, since the gradients are means"
             )
-        return 1.0
 
     @property
     def _or_a_part(self) -> str:
@@ -71,9 +67,7 @@ class StepSizes(NamedTuple):
 class Steps:
     """Steps of a trainer, each of which ends at a barrier where the next plan is decided.
 
-    Args:
-        session: Session of the training.
-        draws: Loader batches that were drawn.
+    `draws` are the loader batches that were drawn.
     """
 
     is_beside = False
@@ -81,69 +75,77 @@ class Steps:
     def __init__(self, session: PipelinedSession, draws: Draws) -> None:
         self.session, self.draws = session, draws
         self.now: StepSizes | None = None  # of the running step, or of the one that has ended
+        self.weight: float | None = None  # of this worker's batch, if it has one
         self.others = 0  # trainers that step beside this one
         self.has_rows = False  # whether the script slices this worker's rows of global batches
         self.shows_sizes = False  # whether the script has read the plan, to draw batches itself
         self.pauses = False  # whether layers or other trainers pause the timer within a step
-        self._has_warned = session.workers == 1
-        self._knows_draws = session.workers == 1
-
-    def join(self) -> None:
-        """Does nothing, because there is no other trainer."""
+        self._has_warned = self._knows_draws = session.workers == 1
 
     def check_leads(self) -> None:
         """Raises ValueError if these are steps beside those of another trainer."""
+        if self.is_beside:
+            raise ValueError(
+                "this trainer steps beside another one, which has the plan: pass the other one as "
+                "`beside`, and call batch_sampler of the other one"
+            )
 
     def check_single(self) -> None:
         """Raises ValueError if several trainers make steps on the same batches."""
-        if self.others:
+        if self.is_beside or self.others:
             raise ValueError(SEVERAL_CHECKPOINTS)
 
-    def begin_epoch(self) -> None:
-        """Notes that batches are drawn for these steps from now on."""
-        runtime().drawn_for = weakref.ref(self)
+    def take_weight(self, weight: Weight) -> None:
+        """Takes the weight of this worker's batch, which the next step has."""
+        if isinstance(weight, mx.nd.NDArray):
+            weight = weight.asnumpy().item()
+        self.weight = None if weight is None else float(weight)
+        if self.weight is not None and not 0 <= self.weight < math.inf:
+            raise ValueError(
+                f"weight must be a finite number >= 0, got {weight!r}: pass the number of valid "
+                "tokens, or the sum of the sample weights, in this worker's batch"
+            )
+        if self.session.workers > 1:
+            SampleWeights.of_process().warn_of_means(self.weight)
 
-    def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
-        """Begins a step, if it fits the plan and the batches that were drawn; returns its sizes."""
-        self._warn_of_others()
-        if unused := self.draws.check(self.session.step, params):
-            self._skip(unused)
+    def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> None:
+        """Begins a step, if it fits the plan and the batches that were drawn."""
+        unused = self.draws.check(self.session.step, params)
+        if unused and self.session.workers > 1:
+            raise ValueError(
+                f"the batch of step {self.session.step} was drawn, and no step was made before the "
+                "next one: call step for every batch on all workers (zero_grad() before it leaves "
+                "out gradients that are not finite); try out learning rates without batch_sampler"
+            )
+        for _ in range(unused):
+            self.session.skip_step()
         sizes = self._sizes(batch_size)
         if batch_size is not None:
             sizes.check(batch_size)
         self._check_drawing()
         self.now = sizes
-        return sizes
 
-    def end(
-        self, computed: Wait, summed: Wait, weight: float | None = None, *, at_once: bool = False
-    ) -> None:
+    def end(self, computed: Wait, summed: Wait, *, at_once: bool = False) -> None:
         """Passes the barrier, in the background unless `at_once` or if others pause the timer."""
-        self.session.end_step(computed, summed, weight)
+        self.session.end_step(computed, summed, self.weight)
         if at_once or self.pauses or self.session.workers == 1:
             self.session.finish_barrier()
 
-    def _skip(self, unused: int) -> None:
-        """Skips the steps of batches that were not used, which a single worker may do."""
-        if self.session.workers > 1:
-            raise ValueError(
-                f"the batch of step {self.session.step} was drawn, and no step was made before the "
-                "next one: call step on all workers for every batch (to leave out gradients that "
-                "are not finite, zero_grad() before it), and try out learning rates on a loader "
-                "without batch_sampler"
-            )
-        for _ in range(unused):
-            self.session.skip_step()
-
     def _check_drawing(self) -> None:
-        """Checks once that the script draws batches by the plan, whose first sizes are even."""
+        """Checks once that batches are drawn by this plan, whose first sizes are even."""
+        other = runtime().drawn_for()
+        if isinstance(other, Steps) and other is not self and other.session.in_epoch:
+            if not self._has_warned:
+                logger.warning(
+                    "a trainer steps while batches of another one are drawn, and each measures the "
+                    "waits of the other: to share the batches, pass beside=trainer to one of them"
+                )
+            self._has_warned = self._knows_draws = True
         if self._knows_draws:
             return
         self._knows_draws = True
         if self.session.order is not None or self.has_rows or self.shows_sizes:
             return
-        if self._other_draws():
-            return  # there is a warning with another remedy
         remedy = "pass DataLoader(dataset, batch_sampler=trainer.batch_sampler(len(dataset)))"
         if not self.session.balancer.policy.is_static:
             raise ValueError(
@@ -156,41 +158,23 @@ class Steps:
             remedy,
         )
 
-    def _warn_of_others(self) -> None:
-        """Warns once if another trainer draws batches meanwhile."""
-        if not self._has_warned and self._other_draws():
-            self._has_warned = True
-            logger.warning(
-                "a trainer steps while batches of another one are drawn, and each measures the "
-                "waits of the other: to share the batches, pass beside=trainer to one of them"
-            )
-
-    def _other_draws(self) -> bool:
-        """Returns whether the running epoch is drawn by the plan of another trainer."""
-        other = runtime().drawn_for()
-        return isinstance(other, Steps) and other is not self and other.session.in_epoch
-
     def _sizes(self, batch_size: int | None) -> StepSizes:
         """Reads the batch sizes of the running step from the plan, if it has one."""
         session, rank = self.session, self.session.rank
         if session.workers == 1 and session.order is None and not self.has_rows:
             size = 1 if batch_size is None else batch_size  # if only `update` will know it
             return StepSizes(size, (), size, 0, is_planned=False)
-        sizes, parts = session.sizes, self.draws.parts
-        local = sizes[rank]
-        cut = part_sizes(local, parts, self.draws.unit) if parts > 1 else ()
-        return StepSizes(local, cut, sum(sizes), rank, is_planned=True)
+        sizes = session.sizes
+        cut = self.draws.cut(np.arange(sizes[rank])) if self.draws.parts > 1 else ()
+        return StepSizes(sizes[rank], tuple(map(len, cut)), sum(sizes), rank, is_planned=True)
 
 
 class StepsBeside(Steps):
-    """Steps of a trainer within those of another one, whose plan and timer it shares.
+    """Steps of a trainer within those of another one, the leader, whose plan and timer it shares.
 
     Each ends at a barrier of its own. The wait there counts as little as busy time as that of the
-    other trainer, but the work before it does count. Workers tell each other their batch sizes,
-    since the step may be on the batch for which the other trainer steps next, or has just stepped.
-
-    Args:
-        leader: Steps of the other trainer.
+    leader, but the work before it does count. Workers tell each other their batch sizes, since the
+    step may be on the batch for which the leader steps next, or has just stepped.
     """
 
     is_beside = True
@@ -199,140 +183,32 @@ class StepsBeside(Steps):
         super().__init__(leader.session, leader.draws)
         self._leader, self._number = leader, leader.others + 1
 
-    def join(self) -> None:
-        """Tells the steps of the other trainer, for good, that there are steps beside them."""
-        self._leader.pauses, self._leader.others = True, self._leader.others + 1
-
-    def check_leads(self) -> None:
-        """Raises ValueError: the other trainer leads."""
-        raise ValueError(
-            "this trainer steps beside another one, which has the plan: pass the other one as "
-            "`beside`, and call batch_sampler of the other one"
-        )
-
-    def check_single(self) -> None:
-        """Raises ValueError: there are several trainers."""
-        raise ValueError(SEVERAL_CHECKPOINTS)
-
-    def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
-        """Begins a step; the total of its sizes is known at its end."""
+    def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> None:
+        """Begins a step on the batch of either step; the total is known at the end."""
         self.draws.check_adding(params)
-        running = self._sizes(batch_size)
-        if running.is_planned:
-            running = _on_batch(self._leader.now, running, batch_size)
-        self.now = running
-        return running
+        last, self.now = self._leader.now, self._sizes(batch_size)
+        if not self.now.is_planned:
+            return
+        if batch_size is None:
+            raise ValueError(
+                "allreduce_grads of a trainer beside another one needs the samples of this "
+                "worker's batch, because the other one may step before or after it: pass batch_size"
+            )
+        if last is not None and batch_size == last.local:
+            self.now = last
+        else:
+            self.now._replace(parts=()).check(batch_size)
 
-    def end(
-        self, computed: Wait, summed: Wait, weight: float | None = None, *, at_once: bool = True
-    ) -> None:
-        """Passes the barrier within the step of the other trainer."""
-        if self.now is None:
-            raise RuntimeError("a step must begin before it ends")
-        local = self.now.local
-        sizes = self.session.pass_inner(self._number, computed, summed, local, weight)
+    def end(self, computed: Wait, summed: Wait, *, at_once: bool = True) -> None:
+        """Passes the barrier within the step of the leader."""
+        own = self.now.local
+        sizes = self.session.pass_inner(self._number, computed, summed, own, self.weight)
         self.now = self.now._replace(total=sum(sizes))
 
 
-def _on_batch(last: StepSizes | None, running: StepSizes, batch_size: int | None) -> StepSizes:
-    """Returns the sizes of a step on a whole batch of either step."""
-    if batch_size is None:
-        raise ValueError(
-            "allreduce_grads of a trainer beside another one needs the samples of this worker's "
-            "batch, because the other one may step before or after it: pass batch_size"
-        )
-    if last is not None and batch_size == last.local:
-        return last
-    running._replace(parts=()).check(batch_size)
-    return running
-
-
-class Training:
-    """Session, steps, comparisons and checkpoints of a trainer.
-
-    `total` is the global batch size, `leader` that of the trainer beside which this one steps.
-    """
-
-    def __init__(
-        self, parts: TrainerParts, steps: Steps, total: int | None, leader: Training | None = None
-    ) -> None:
-        self.parts, self.steps, self.session, self.total = parts, steps, steps.session, total
-        self.agreement = Agreement(parts, self.session, leader and leader.agreement)
-        self.checkpoints = Checkpoints(parts, self.session, steps.check_single)
-
-    def end_with_process(self) -> None:
-        """Ends the last step before this process leaves the cluster."""
-        # Peers wait for the message of the last barrier, which comes first; a slow file system
-        # comes last.
-        runtime().endings.add(
-            self.session.flush,
-            self.checkpoints.schedule.close,
-            self.agreement.close,
-            self.session.finish_barrier,
-        )
-
-    def beside(self, total: int | None, parts: int, options: dict[str, Any]) -> StepsBeside:
-        """Returns the steps of a trainer beside this one, if its arguments are those of this one.
-
-        Raises ValueError, which names the remedy, if they differ.
-        """
-        self.steps.check_leads()
-        if self.checkpoints.regular:
-            raise ValueError(SEVERAL_CHECKPOINTS)
-        for name, theirs, ours in (
-            ("global_batch_size", total, self.total),
-            ("accumulate", parts, self.steps.draws.parts),
-        ):
-            if theirs not in (None, ours):
-                raise ValueError(
-                    f"{name} must be that of the trainer beside which this one steps, {ours}, got "
-                    f"{theirs}: pass it to that trainer, since both step on the same batches"
-                )
-        if options:
-            raise ValueError(
-                f"a trainer beside another one takes no options of the plan, got "
-                f"{', '.join(options)}: pass them to the other trainer, whose plan both follow"
-            )
-        return StepsBeside(self.steps)
-
-    def join(self) -> None:
-        """Takes part in the steps of the other trainer, for good, once this one is complete."""
-        self.steps.join()
-        self.agreement.join()
-
-    def begin_step(self) -> None:
-        """Leaves if a worker was asked to, and compares what must be equal; before the sums."""
-        self.checkpoints.schedule.leave_if_preempted()
-        self.agreement.begin_step()
-
-    def end_step(self, step: int) -> None:
-        """Compares, and writes a checkpoint, where they are due after a step."""
-        if not self.steps.is_beside:
-            self.agreement.end_step(step)
-            self.checkpoints.end_step(step)
-
-    def begin_epoch(self) -> None:
-        """Compares the parameters before the first batch is drawn."""
-        self.steps.begin_epoch()
-        self.agreement.before_draw()
-
-
-def checked_weight(weight: Weight) -> float | None:
-    """Returns the weight of this worker's batch as a number."""
-    if weight is None:
-        return None
-    number = float(weight.asnumpy().item() if isinstance(weight, mx.nd.NDArray) else weight)
-    if not 0 <= number < math.inf:
-        raise ValueError(
-            f"weight must be a finite number >= 0, got {weight!r}: pass the number of valid "
-            "tokens, or the sum of the sample weights, in this worker's batch"
-        )
-    return number
-
-
-def total_weight(weights: Sequence[float] | None) -> float:
+def total_weight(weights: Sequence[float]) -> float:
     """Returns the sum of the weights of all workers, by rank."""
-    total = math.fsum(weights or ())
+    total = math.fsum(weights)
     if total <= 0:
         raise ValueError(
             "the sum of `weight` over all workers must be > 0, got 0: a global batch needs at "
@@ -353,15 +229,16 @@ class SampleWeights:
         if self._seen and weight is None and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "a loss has a sample_weight, and the update divides by the number of samples, not "
-                "by the sum of their weights or the number of valid tokens: to divide by that "
-                "sum, let the loss be a sum, not a mean, over the tokens of a sample, and call "
-                "trainer.step(batch_size, weight=...) with the sum of this worker's weights"
+                "a loss has a sample_weight, and the update divides by the number of samples: to "
+                "divide by the sum of the weights, or of the valid tokens, let the loss be a sum "
+                "over tokens, and call trainer.step(batch_size, weight=...) with this worker's sum"
             )
 
     def _notice(self) -> None:
         self._seen = self._seen or mx.autograd.is_recording()
 
-
-sample_weights = functools.lru_cache(SampleWeights)
-"""Returns the only observer of this process; gluon's losses are patched once."""
+    @classmethod
+    @functools.cache
+    def of_process(cls) -> SampleWeights:
+        """Returns the only observer of this process; gluon's losses are patched once."""
+        return cls()

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import mxnet as mx
 from mxnet import gluon
 
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx import cluster
-from lbbsp_mx.fence import Fence
 from lbbsp_mx.parameters import copy_rows, exchange_whole, is_sparse
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.kvstore import SharedStore
-from lbbsp_mx.trainer.stages import GradientStage
-from lbbsp_mx.trainer.steps import StepSizes, Training, Wait
+from lbbsp_mx.trainer.steps import Steps
 
 
 class StoreTrainer(gluon.Trainer):
@@ -26,29 +24,16 @@ class StoreTrainer(gluon.Trainer):
     """
 
     mean_loss: bool
+    _session: PipelinedSession
+    _steps: Steps
     _store: TrainerStore
-    _stages: list[GradientStage]
-    training: Training
-    _now: StepSizes  # of the running step
-    _weight: float | None  # of this worker's batch
-    _waits: tuple[Wait, Wait]  # for the gradients, and for their sums
-
-    def __init__(self, *args: Any) -> None:
-        self._stages = []
-        self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
-        super().__init__(*args)
 
     def _init_kvstore(self) -> None:
-        if self._store.workers == 1:
-            self._init_own_store()
-            return
-        self._kvstore = self._store
-        self._distributed = True
-        self._update_on_kvstore = False
-        self._kv_initialized = True
-
-    def _init_own_store(self) -> None:
         """Creates gluon's store; states that were loaded before are those of its optimizer."""
+        if self._store.workers > 1:
+            self._kvstore, self._distributed = self._store, True
+            self._update_on_kvstore, self._kv_initialized = False, True
+            return
         config = self._kvstore_params
         store, updates = config["kvstore"], config["update_on_kvstore"]
         if isinstance(store, SharedStore):  # trainers that share it have keys of their own
@@ -65,13 +50,11 @@ class StoreTrainer(gluon.Trainer):
             updater.states, own.states = own.states, {}
             updater.states_synced = dict.fromkeys(updater.states, False)
 
-    def _row_sparse_pull(
-        self, parameter: gluon.Parameter, out: Any, row_id: Any, full_idx: bool = False
-    ) -> None:
+    def _row_sparse_pull(self, param: gluon.Parameter, out: Any, *rows: Any, **more: Any) -> None:
         if self._store.workers == 1:
-            super()._row_sparse_pull(parameter, out, row_id, full_idx)
+            super()._row_sparse_pull(param, out, *rows, **more)
         else:
-            copy_rows(parameter, out)
+            copy_rows(param, out)
 
     def _init_params(self) -> None:
         """Sends parameters whose shapes are known, and connects layers that normalise over all."""
@@ -83,28 +66,19 @@ class StoreTrainer(gluon.Trainer):
         self._params_to_init = [param for param in waiting if param not in sparse]
         super()._init_params()
         for param in sparse:
-            exchange_whole(param, partial(self._broadcast, self._param2idx[param.name]))
+            exchange_whole(param, partial(self._store.broadcast, self._param2idx[param.name]))
         self._connect(param for param in waiting if param not in self._params_to_init)
-
-    def _broadcast(self, number: int, values: mx.nd.NDArray) -> None:
-        self._store.broadcast(number, values, [values])
 
     def _connect(self, params: Iterable[gluon.Parameter]) -> None:
         """Connects the layers of these parameters that normalise over all workers."""
-        steps = self.training.steps
         for param in params:
             if hasattr(param, "lbbsp_synchronised"):
-                options = (len(self._contexts), self.mean_loss, steps.draws.parts)
-                param.lbbsp_synchronised.connect(self._store, self.training.session, *options)
-                steps.pauses = True
-
-    def _synchronise(self) -> None:
-        """Sends the parameters of worker 0 to all workers, now or once their shapes are known."""
-        self._init_params()
-        for param in self._params_to_init:
-            param._finish_deferred_init = partial(self._finish, param, param._finish_deferred_init)
+                options = (len(self._contexts), self.mean_loss, self._steps.draws.parts)
+                param.lbbsp_synchronised.connect(self._store, self._session, *options)
+                self._steps.pauses = True
 
     def _finish(self, param: gluon.Parameter, finish: Callable[[], None]) -> None:
+        """Sends a parameter of worker 0 when its shape has become known."""
         deferred = bool(param._deferred_init)
         finish()
         if deferred:

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mxnet as mx
 
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
 from lbbsp_mx.data.sampler import Draws
+from lbbsp_mx.fence import Fence
 from lbbsp_mx.parameters import Parameters, as_created, facts_of, keep_whole
+from lbbsp_mx.reliability.agreement import Agreement
+from lbbsp_mx.reliability.checkpoint import Checkpoints
 from lbbsp_mx.reliability.gluon_states import gluon_order
 from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.collectives import TrainerStore
-from lbbsp_mx.trainer.checks import (
-    Store,
-    check_options,
-    gluon_store,
-    refuse_inexact,
-    store_of,
-    trains_alone,
-)
+from lbbsp_mx.store.native import runtime
+from lbbsp_mx.trainer import checks
 from lbbsp_mx.trainer.control import TrainingControl
 from lbbsp_mx.trainer.session import start_session
-from lbbsp_mx.trainer.stages import Gradients, IdleDevices, learning, stages_of
-from lbbsp_mx.trainer.steps import (
-    Steps,
-    Training,
-    Weight,
-    checked_weight,
-    sample_weights,
-    total_weight,
-)
+from lbbsp_mx.trainer.stages import Gradients, GradientStage, IdleDevices, learning, stages_of
+from lbbsp_mx.trainer.steps import SampleWeights, Steps, StepsBeside, Weight, total_weight
 from lbbsp_mx.trainer.store_trainer import StoreTrainer
 
 
@@ -94,7 +86,7 @@ class Trainer(TrainingControl, StoreTrainer):
         params: Parameters,
         optimizer: str | mx.optimizer.Optimizer,
         optimizer_params: dict[str, object] | None = None,
-        kvstore: Store = "dist_sync",
+        kvstore: checks.Store = "dist_sync",
         compression_params: dict[str, object] | None = None,
         update_on_kvstore: bool | None = None,
         *,
@@ -108,73 +100,63 @@ class Trainer(TrainingControl, StoreTrainer):
         require_integer("accumulate", accumulate, 1)
         if not (beside is None or isinstance(beside, Trainer)):
             raise TypeError(f"beside must be an lbbsp_mx.Trainer, got {beside!r}: pass the trainer")
-        leader, steps = beside and beside.training, None
         needing = [*options, *(["accumulate"] if accumulate > 1 else [])]
-        if leader is not None:
-            steps = leader.beside(global_batch_size, accumulate, options)
-            global_batch_size, needing = leader.total, []
-        alone = trains_alone(kvstore) if beside is None else beside._store.workers == 1
-        check_options(alone, compression_params, update_on_kvstore, global_batch_size, needing)
-        stores = (gluon_store(kvstore), compression_params, update_on_kvstore)
+        if beside is not None:
+            beside._check_beside(global_batch_size, accumulate, options)
+            global_batch_size, needing = beside._global_batch_size, []
+        alone = checks.trains_alone(kvstore) if beside is None else beside._store.workers == 1
+        own_store = (compression_params, update_on_kvstore)
+        checks.check_options(alone, *own_store, global_batch_size, needing)
+        self._stages: list[GradientStage] = []
+        self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
+        stores = (checks.gluon_store(kvstore), *own_store)
         super().__init__(as_created(params), optimizer, optimizer_params, *stores)
-        self.kvstore = store_of(kvstore, alone) if beside is None else beside.kvstore
-        self._store = TrainerStore(self.kvstore)
+        self.kvstore = checks.store_of(kvstore, alone) if beside is None else beside.kvstore
+        self._store = store = TrainerStore(self.kvstore)
         if global_batch_size is not None:
-            refuse_inexact(self._params, mean_loss, accumulate)
-        self.mean_loss = mean_loss
-        self._weight: float | None = None
+            checks.refuse_inexact(self._params, mean_loss, accumulate)
+        self.mean_loss, self._global_batch_size = mean_loss, global_batch_size
         self._total = 0.0  # by which gradients are divided; 0 if none are summed
         self._is_mean = False  # whether the gradients are divided already
-        parts = TrainerParts(
-            self,
-            self._params,
-            self._optimizer,
-            self._contexts,
-            self._store,
-            mean_loss,
-            gluon_order(params),
-            lambda: self._scale,
-        )
-        if steps is None:
-            session = start_session(
-                parts,
-                global_batch_size,
-                chosen,
-                parts=accumulate,
-                has_grain="granularity" in options,
-            )
-            steps = Steps(session, Draws(accumulate, len(self._contexts)))
-        self.training = Training(parts, steps, global_batch_size, leader)
-        if leader is None and global_batch_size is not None:
-            self.training.end_with_process()
+        own = (self._params, self._optimizer, self._contexts, store, mean_loss)
+        self._parts = parts = TrainerParts(self, *own, gluon_order(params), lambda: self._scale)
+        if beside is None:
+            session = start_session(parts, global_batch_size, chosen, accumulate)
+            self._steps = Steps(session, Draws(accumulate, len(self._contexts)))
+        else:
+            self._steps = StepsBeside(beside._steps)
+        self._session = session = self._steps.session
+        self._agreement = Agreement(parts, session, beside and beside._agreement)
+        self._checkpoints = Checkpoints(parts, session, self._steps.check_single)
+        if beside is None and global_batch_size is not None:
+            # Peers wait for the message of the last barrier, which comes first; a slow file system
+            # comes last.
+            closing = (self._checkpoints.schedule.close, self._agreement.close)
+            runtime().endings.add(session.flush, *closing, session.finish_barrier)
         if not alone:
             self._join_workers()
         else:  # gluon creates its store in the first step
             if global_batch_size is not None and len(self._contexts) > 1:
-                self._stages = [IdleDevices(self._params, lambda: self._update_on_kvstore)]
+                self._stages = [IdleDevices(lambda: self._update_on_kvstore)]
             self._connect(self._params)
-        self.training.join()
+        if beside is not None:  # for good, now that this trainer is complete
+            beside._steps.pauses, beside._steps.others = True, beside._steps.others + 1
+        self._agreement.join()
 
     def _join_workers(self) -> None:
         """Compares this trainer with those of the other workers, and sends the parameters."""
-        sample_weights()
+        SampleWeights.of_process()
         keep_whole(self._params)
         self._init_kvstore()
         # before the first sum of arrays of these shapes
-        number = self.training.agreement.number
-        facts = {"mean_loss": int(self.mean_loss), "number of the trainer": number}
+        facts = {"mean_loss": int(self.mean_loss), "number of the trainer": self._agreement.number}
         handshake.compare(self._store, {**facts_of(self._params, self._optimizer), **facts})
-        self._stages = stages_of(
-            self._store, self.training.session, self._params, mean_loss=self.mean_loss
-        )
-        self._synchronise()
+        self._stages = stages_of(self._store, self._session, self._params, self.mean_loss)
+        self._init_params()
+        for param in self._params_to_init:  # once their shapes are known
+            param._finish_deferred_init = partial(self._finish, param, param._finish_deferred_init)
 
-    def step(
-        self,
-        batch_size: int,
-        ignore_stale_grad: bool = False,
-        weight: Weight = None,
-    ) -> None:
+    def step(self, batch_size: int, ignore_stale_grad: bool = False, weight: Weight = None) -> None:
         """Sums gradients over workers, updates by their mean, and decides the next plan.
 
         Args:
@@ -198,16 +180,16 @@ class Trainer(TrainingControl, StoreTrainer):
                 "gradients again: call update(batch_size) in its place, or step alone"
             )
         self._begin(batch_size, weight)
-        step = self.training.session.step
+        step = self._session.step
         if self._needs_sums(ignore_stale_grad):
             self._allreduce_grads()
             self._finish_sums()
             super().update(self._total, ignore_stale_grad)
         else:
             super().step(self._total, ignore_stale_grad)  # the update is queued after the sums
-            self.training.steps.end(*self._waits, self._weight)
+            self._steps.end(*self._waits)
         self._total = 0.0
-        self.training.end_step(step)
+        self._end_step(step)
 
     def allreduce_grads(self, weight: Weight = None, batch_size: int | None = None) -> None:
         """Leaves the *mean* gradient in all workers' parameters, and decides the next plan.
@@ -236,7 +218,7 @@ class Trainer(TrainingControl, StoreTrainer):
             )
         super().allreduce_grads()
         self._finish_sums()
-        if self._now.is_planned or self.mean_loss or self._weight is not None:
+        if self._steps.now.is_planned or self.mean_loss or self._steps.weight is not None:
             for number in learning(self._params):
                 for gradient in self._params[number].list_grad():
                     gradient /= self._total
@@ -254,17 +236,17 @@ class Trainer(TrainingControl, StoreTrainer):
             ValueError: `allreduce_grads` was not called before, or the batch size is another one.
         """
         if not self._total:
-            if self._store.workers == 1 and self.training.session.order is None:
+            if self._store.workers == 1 and self._session.order is None:
                 super().update(batch_size, ignore_stale_grad)  # sums nothing over one device
                 return
             raise ValueError(
                 "update must follow allreduce_grads: call allreduce_grads first, or call step"
             )
-        one = self._now.divisor_of_means(batch_size)
-        total = one if self._is_mean else batch_size
+        self._steps.now.check_of_means(batch_size)
+        total = 1 if self._is_mean else batch_size
         self._total, self._is_mean = 0.0, False
         super().update(total, ignore_stale_grad)
-        self.training.end_step(self.training.session.step - 1)
+        self._end_step(self._session.step - 1)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Trainer:
         """Returns itself: the parameters of a copied network refer to the trainer."""
@@ -272,35 +254,30 @@ class Trainer(TrainingControl, StoreTrainer):
 
     def _begin(self, batch_size: int | None, weight: Weight) -> None:
         """Begins a step or a sum, if it fits the plan and the batches that were drawn."""
-        self._weight = checked_weight(weight)
-        self._now = self.training.steps.begin(batch_size, self._params)
-        self._total, self._is_mean = float(self._now.total), False
-        if self._store.workers > 1:
-            sample_weights().warn_of_means(self._weight)
-        else:  # whose weight is the total, and whose mean is that of the whole batch
-            if self._weight is not None:
-                self._total = total_weight([self._weight])
+        self._steps.take_weight(weight)
+        self._steps.begin(batch_size, self._params)
+        self._total, self._is_mean = float(self._steps.now.total), False
+        if self._store.workers == 1:  # its weight is the total, its mean that of the whole batch
+            if self._steps.weight is not None:
+                self._total = total_weight([self._steps.weight])
             if self.mean_loss:
                 self._total = 1.0
-        self.training.begin_step()
+        self._checkpoints.schedule.leave_if_preempted()
+        self._agreement.begin_step()
 
     def _needs_sums(self, ignores_stale: bool) -> bool:
         """Returns whether the sums must be complete before the update is queued."""
-        if self._store.workers == 1:
-            return False
-        is_mixed = getattr(self, "_amp_loss_scaler", None) is not None
-        knows_total = self._weight is None and not self.training.steps.is_beside
+        is_mixed = self._parts.loss_scaler is not None
+        learns_total = self._steps.weight is not None or self._steps.is_beside
         reads = any(stage.reads_sums(ignores_stale=ignores_stale) for stage in self._stages)
-        return is_mixed or not knows_total or reads
+        return self._store.workers > 1 and (is_mixed or learns_total or reads)
 
     def _finish_sums(self) -> None:
         """Passes the barrier, and waits for the sums; several workers know their total then."""
-        steps = self.training.steps
-        steps.end(*self._waits, self._weight, at_once=True)
-        self._now = steps.now
+        self._steps.end(*self._waits, at_once=True)
         if self._store.workers > 1:
-            weights = self.training.session.weights
-            self._total = float(self._now.total) if self._weight is None else total_weight(weights)
+            weights, now = self._session.weights, self._steps.now
+            self._total = float(now.total) if weights is None else total_weight(weights)
         for stage in reversed(self._stages):
             stage.after_sums(self._gradients)
 
@@ -308,10 +285,10 @@ class Trainer(TrainingControl, StoreTrainer):
 
     def _allreduce_grads(self) -> None:
         """Queues the sums; each gradient is sent as soon as it has been computed."""
-        gradients = self._gradients = Gradients(self._params, self._now, self._weight)
+        gradients = self._gradients = Gradients(self._params, self._steps.now, self._steps.weight)
         for stage in self._stages:
             stage.before_sums(gradients)
-        measured = gradients.dense() if self.training.total else []
+        measured = gradients.dense() if self._global_batch_size else []
         computed = self._computed.record(measured)
         if self._store.workers == 1:
             super()._allreduce_grads()

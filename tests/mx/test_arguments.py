@@ -96,7 +96,7 @@ def test_several_workers_that_draw_without_the_plan(policy, known, outcome, capl
         workers=2, rank=0, step=0, order=None, sizes=(8, 8),
         balancer=SimpleNamespace(policy=policy),
     )  # fmt: skip
-    steps = Steps(session, SimpleNamespace(parts=1, check=lambda *_: None))
+    steps = Steps(session, Draws())
     vars(steps).update(known)
     expected = pytest.raises(ValueError, match="pass DataLoader") if outcome == "refuses" else (
         nullcontext()

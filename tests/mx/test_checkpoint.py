@@ -419,7 +419,7 @@ def test_what_cannot_be_saved_is_named_with_the_remedy(tmp_path):
 
 def test_attributes_of_other_objects_are_refused():
     it, _ = trainer(network())
-    state, arrays = optimizer_state(it.training.parts)
+    state, arrays = optimizer_state(it._parts)
     optimizer, schedule, scaler = state["objects"]
 
     def changed(**attributes):
@@ -436,9 +436,9 @@ def test_attributes_of_other_objects_are_refused():
         (None, "cannot be read"),
     ]:
         with pytest.raises(ValueError, match=message):
-            restore_optimizer(it.training.parts, {**state, "objects": objects}, arrays)
+            restore_optimizer(it._parts, {**state, "objects": objects}, arrays)
     with pytest.raises(ValueError, match="cannot be read"):
-        restore_optimizer(it.training.parts, {**state, "states": 7}, arrays)
+        restore_optimizer(it._parts, {**state, "states": 7}, arrays)
 
 
 def test_a_folder_of_another_job_is_refused_by_name(owned_folder):

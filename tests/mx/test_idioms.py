@@ -13,7 +13,7 @@ from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network,
 from mxnet import autograd, gluon, nd  # noqa: E402
 
 from lbbsp_core import Limits, SessionOptions  # noqa: E402
-from lbbsp_mx.data.sampler import cut  # noqa: E402
+from lbbsp_mx.data.sampler import Draws  # noqa: E402
 from lbbsp_mx.trainer.session import with_granularity  # noqa: E402
 from lbbsp_mx.trainer.steps import SampleWeights  # noqa: E402
 
@@ -100,14 +100,14 @@ def test_accumulated_gradients_are_those_of_all_batches_of_a_step(devices):
     ],
 )
 def test_parts_keep_all_samples_in_order(size, parts, unit, expected):
-    found = cut(np.arange(size), parts, unit)
+    found = Draws(parts, unit).cut(np.arange(size))
     assert [len(part) for part in found] == expected
     assert np.concatenate(found).tolist() == list(range(size))
 
 
 def test_a_batch_with_fewer_samples_than_parts_is_refused():
     with pytest.raises(ValueError, match=r"at least accumulate = 3 samples, got 2"):
-        cut(np.arange(2), 3, 1)
+        Draws(parts=3).cut(np.arange(2))
 
 
 @pytest.mark.parametrize("loading", [{}, {"num_workers": 1, "thread_pool": True}])
