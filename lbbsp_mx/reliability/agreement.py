@@ -275,7 +275,7 @@ class Agreement:
             # The rate of the coming update: a schedule may not be defined for update 0.
             "learning rate": float(optimizer.lr if schedule is None else schedule(updates + 1)),
             "number of updates": updates,
-            "rescale_grad": float(self._trainer.scale()),
+            "rescale_grad": float(self._trainer.scale),
             "lr_mult of parameters": _factors(param.lr_mult for param in params),
             "wd_mult of parameters": _factors(param.wd_mult for param in params),
             "grad_req of parameters": ", ".join(

@@ -22,13 +22,11 @@ from lbbsp_core.runtime.checkpoint.writer import (
     claim_folder,
     require_every,
 )
-from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
 from lbbsp_core.validate import require_path
 from lbbsp_mx.reliability.agreement import ends_epoch
-from lbbsp_mx.reliability.gluon_states import PICKLE, load_gluon_states
 from lbbsp_mx.reliability.states import (
     check_parameters,
     optimizer_state,
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lbbsp.mx")
 
 _SESSION, _OPTIMIZER = "session: ", "optimizer: "  # in front of the names of arrays
-_ORDER = "gluon's order of the parameters (by name)"
+_PICKLE = b"\x80"  # first byte of the files of gluon's own trainer
 
 
 class Checkpoints:
@@ -158,16 +156,15 @@ class Checkpoints:
         self._session.exclude_step()
 
     def load_file(self, path: str | Path) -> None:
-        """Continues from the states of `save_file`, or, a collective, from those of gluon."""
+        """Continues from the states of `save_file`."""
         with Path(path).open("rb") as stream:
-            is_of_gluon = stream.read(1) == PICKLE
-        if is_of_gluon:
-            order = self._trainer.order
-            handshake.compare(self._session.collectives, {_ORDER: fingerprint(repr(order))})
-            load_gluon_states(self._trainer, Path(path).read_bytes(), order, path)
-            self._session.exclude_step()
-        else:
-            self._restore(path, read_checkpoint(path))
+            if stream.read(1) == _PICKLE:
+                raise ValueError(
+                    f"{path} is a pickle, as gluon's own Trainer.save_states writes, and was not "
+                    "read, because a pickle can execute code: load the parameters alone, so that "
+                    "the optimizer's state begins anew, or save it by lbbsp_mx.Trainer.save_states"
+                )
+        self._restore(path, read_checkpoint(path))
 
     # Both
 

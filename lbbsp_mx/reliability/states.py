@@ -67,20 +67,13 @@ def optimizer_state(trainer: TrainerParts) -> tuple[Json, Arrays]:
     return state, arrays
 
 
-def restore_optimizer(
-    trainer: TrainerParts, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
-) -> None:
-    """Gives a trainer's optimizer the state of `optimizer_state`.
-
-    Nothing changes if it is of another optimizer, or cannot be read.
-    """
-    read_optimizer(trainer, state, arrays)()
-
-
 def read_optimizer(
     trainer: TrainerParts, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
 ) -> Callable[[], None]:
-    """Reads the state of `optimizer_state`; returns a function that gives it to the optimizer."""
+    """Reads the state of `optimizer_state`; returns a function that gives it to the optimizer.
+
+    Nothing has changed if it is of another optimizer, or cannot be read.
+    """
     owners = _owners(trainer)
 
     def read(value: Json) -> Any:

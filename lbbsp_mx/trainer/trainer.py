@@ -9,7 +9,6 @@ from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
 from lbbsp_mx.data.sampler import Draws
 from lbbsp_mx.parameters import Parameters, as_created, facts_of, keep_whole
-from lbbsp_mx.reliability.gluon_states import gluon_order
 from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.trainer.checks import (
@@ -125,16 +124,7 @@ class Trainer(TrainingControl, StoreTrainer):
         self._weight: float | None = None
         self._total = 0.0  # by which gradients are divided; 0 if none are summed
         self._is_mean = False  # whether the gradients are divided already
-        parts = TrainerParts(
-            self,
-            self._params,
-            self._optimizer,
-            self._contexts,
-            self._store,
-            mean_loss,
-            gluon_order(params),
-            lambda: self._scale,
-        )
+        parts = TrainerParts(self, self._store, mean_loss=mean_loss)
         if steps is None:
             session = start_session(
                 parts,
