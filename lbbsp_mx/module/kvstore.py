@@ -113,11 +113,15 @@ class KVStore(SharedStore):
             module.fit(train, eval_data=test, kvstore=store, num_epoch=10)
         """
         chosen = SessionOptions.of(options, KVStore.balance)
-        if self._steps is not None:
-            self._steps.close()
+        self._steps.close()
         compat.refuse_fixed_batches(BalancedIter)
         self._check_exact()
-        _check_devices(devices, mean_loss)
+        require_integer("devices", devices, 1)
+        if mean_loss and devices > 1:
+            raise ValueError(
+                f"mean_loss=True needs one device per worker, got devices={devices}: means of "
+                "parts of a batch do not sum to its mean; use a loss that is a sum over samples"
+            )
         check_arguments(data, label, iter_params or {})
         workers = self.num_workers
         collectives = StoreCollectives(self.native, self.waiting)
@@ -126,16 +130,13 @@ class KVStore(SharedStore):
         if shuffle is None:
             shuffle = data.shuffle if isinstance(data, mx.io.NDArrayIter) else True
         drop_last = drops_last(data)
-        facts = {"mean_loss": int(mean_loss), "devices": devices}
-        if workers > 1:
-            order = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle),
-                     "last_batch_handle='discard'": int(drop_last)}  # fmt: skip
-            handshake.compare(collectives, {**order, **facts})
+        facts = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle),
+                 "last_batch_handle='discard'": int(drop_last), "mean_loss": int(mean_loss),
+                 "devices": devices}  # fmt: skip
+        handshake.compare(collectives, facts)
         source, params = source_of(collectives, data, label, iter_params)
         each = devices_of_module(devices)
-        session = runtime().open_session(
-            collectives, total, chosen, facts=facts, parts=devices, devices=each
-        )
+        session = runtime().open_session(collectives, total, chosen, parts=devices, devices=each)
         samples = source if isinstance(source, gluon.data.Dataset) else Samples(source)
         sampler = make_sampler(
             session, Draws(), samples, seed, bool(shuffle), None, None, drop_last=drop_last
@@ -205,12 +206,3 @@ def register() -> None:
         KVStoreBase.kv_registry[name] = WorkerSideStore
     for kind in (*ALIASES, *KINDS):
         KVStoreBase.kv_registry[f"{NAME}_{kind}"] = partial(KVStore, kind)
-
-
-def _check_devices(devices: int, mean_loss: bool) -> None:
-    require_integer("devices", devices, 1)
-    if mean_loss and devices > 1:
-        raise ValueError(
-            f"mean_loss=True needs one device per worker, got devices={devices}: means of parts "
-            "of a batch do not sum to its mean; use a loss that is a sum over samples"
-        )

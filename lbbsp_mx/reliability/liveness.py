@@ -45,6 +45,9 @@ class _Source:
         speaks = before // WAITING_SECONDS != self._waited // WAITING_SECONDS
         return self._look_before_start(counted, speaks)
 
+    def _silent(self) -> str:
+        return f"has given no sign of life for {self._silence_seconds:g} s"
+
 
 class SchedulerWatch(_Source):
     """Watch of a worker or server over the scheduler.
@@ -72,18 +75,16 @@ class SchedulerWatch(_Source):
             self._quiet = self._refused = 0.0
             return None
         self._quiet += seconds
-        if self._quiet > _RECENT_SECONDS and self._answers() is False:
-            self._refused += 1
-            if self._refused >= 2:
-                return self._ended()
+        self._refused += self._quiet > _RECENT_SECONDS and self._answers() is False
+        if self._refused >= 2:
+            return self._ended()
         if self._quiet > self._silence_seconds:
-            silent = f"has given no sign of life for {self._silence_seconds:g} s"
-            return f"the scheduler at {cluster.root()} {silent}"
+            return f"the scheduler at {cluster.root()} {self._silent()}"
         return None
 
     def _look_before_start(self, seconds: float, speaks: bool) -> str | None:
         answers = self._answers()
-        self._has_answered = self._has_answered or bool(answers)
+        self._has_answered |= bool(answers)
         gone = self._has_answered and answers is False
         self._refused = self._refused + seconds if gone else 0.0
         if self._refused > _CLOSED_SECONDS:
@@ -91,12 +92,12 @@ class SchedulerWatch(_Source):
         if not self._has_answered and self._waited > self._answer_seconds:
             return f"the scheduler at {cluster.root()} has not answered for {self._waited:.0f} s"
         if speaks:
-            state = "it answers, and other processes have not connected to it yet"
-            if not answers:
-                state = "it does not answer: it has not started, or has ended (see its output)"
+            state = "does not answer: it has not started, or has ended (see its output)"
+            if answers:
+                state = "answers, and other processes have not connected to it yet"
             say(
                 f"waiting for {cluster.describe()} for {self._waited:.0f} s; the scheduler is to "
-                f"listen at {cluster.root()}: {state}"
+                f"listen at {cluster.root()}: it {state}"
             )
         return None
 
@@ -134,13 +135,11 @@ class NodesWatch(_Source):
         if self._since_ready < _REGISTERED_SECONDS:
             self._connected = max(self._connected, self._peers(), key=len)
         for node in self._names:
-            if transport.has_beaten(node):
-                self._quiet[node] = 0.0
-                late = self._since_ready > _REGISTERED_SECONDS
-                self._workers_beat = self._workers_beat or (late and worker_rank(node) is not None)
-            else:
-                self._quiet[node] += seconds
-        silent = self._longer(list(self._names), _RECENT_SECONDS)
+            beats = transport.has_beaten(node)
+            self._quiet[node] = 0.0 if beats else self._quiet[node] + seconds
+            if beats and self._since_ready > _REGISTERED_SECONDS:
+                self._workers_beat |= worker_rank(node) is not None
+        silent = self._longer(self._names, _RECENT_SECONDS)
         return self._find_lost(silent) if silent else None
 
     def _find_lost(self, silent: list[int]) -> str | None:
@@ -155,29 +154,30 @@ class NodesWatch(_Source):
         closed = self._longer(silent, _RECENT_SECONDS + _CLOSED_SECONDS)
         all_silent = len(silent) == len(self._names)  # they may have left together, in order
         if closed and len(peers) < len(self._names) and not all_silent:
-            names = ", ".join(self._names[node] for node in closed)
             hosts = _hosts(self._connected - peers) or "it"
-            return f"{names} has ended without leaving the job: the connection from {hosts} is gone"
+            ended = f"has ended without leaving the job: the connection from {hosts} is gone"
+            return f"{self._named(closed)} {ended}"
         beating = [node for node in silent if self._workers_beat or worker_rank(node) is None]
         lost = self._longer(beating, self._silence_seconds)
         if not lost:
             return None
-        names = ", ".join(self._names[node] for node in lost)
-        why = f"{names} has given no sign of life for {self._silence_seconds:g} s"
+        why = f"{self._named(lost)} {self._silent()}"
         for rank in map(worker_rank, lost):
             if rank is not None:
                 note_lost(rank, why)  # which the launcher names, and may leave out
         return why
 
-    def _longer(self, nodes: list[int], seconds: float) -> list[int]:
+    def _longer(self, nodes: Iterable[int], seconds: float) -> list[int]:
         return [node for node in nodes if self._quiet[node] > seconds]
+
+    def _named(self, nodes: Iterable[int]) -> str:
+        return ", ".join(self._names[node] for node in nodes)
 
     def _look_before_start(self, seconds: float, speaks: bool) -> str | None:
         peers = self._peers()
         self._looks = {peer: self._looks.get(peer, 0) + 1 for peer in peers}
         lasting = {peer for peer, looks in self._looks.items() if looks >= _LASTING_LOOKS}
-        if len(lasting) > len(self._connected):
-            self._connected = lasting
+        self._connected = max(self._connected, lasting, key=len)
         self._short = self._short + seconds if len(peers) < len(self._connected) else 0.0
         if self._short > _CLOSED_SECONDS:
             hosts = _hosts(self._connected - peers)

@@ -44,6 +44,9 @@ IN_ONE_PROCESS = (
 ALIASES = {"dist": "dist_sync"}
 """Other names of MXNet for its stores."""
 
+NAME = "lbbsp"
+"""Name in MXNet's registry; ``lbbsp_KIND`` gives the store of a kind."""
+
 LEAVE_SECONDS = 1800.0
 """Seconds that a finished worker waits for the others, which may still be evaluating."""
 
@@ -53,6 +56,12 @@ _LEFT_REMEDY = (
     "trainer.stopping is true on all workers after the same step"
 )
 _SHUTDOWN_SECONDS = 12.0  # for which the servers may need to end, when all workers have finished
+
+
+def kind_of(name: str) -> str:
+    """Returns the kind of store that a name of MXNet, or of its registry, stands for."""
+    kind = name.removeprefix(f"{NAME}_")
+    return ALIASES.get(kind, kind)
 
 
 class Runtime:
@@ -105,7 +114,7 @@ class Runtime:
                 self._adopt(mx.kv.create(kind))
                 self.distributed._barrier()
                 self._begin_heartbeat()
-        if ALIASES.get(self.distributed.type, self.distributed.type) != kind:
+        if kind_of(self.distributed.type) != kind:
             raise ValueError(
                 f"this process already has a store {self.distributed.type!r}, and MXNet cannot "
                 f"create a second one: use the first one instead of {kind!r}"
@@ -181,8 +190,7 @@ class Runtime:
     def _begin_heartbeat(self) -> None:
         """Starts to exchange with the other workers what each of them does; a collective."""
         native = self.distributed
-        kind = None if native is None else ALIASES.get(native.type, native.type)
-        if kind not in DISTRIBUTED or native.num_workers == 1:
+        if kind_of(native.type) not in DISTRIBUTED or native.num_workers == 1:
             return
         self._end_key = next(self.numbers)
         native.init(self._end_key, mx.nd.zeros(1))

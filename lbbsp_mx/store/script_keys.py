@@ -40,15 +40,9 @@ class ScriptKeys:
             for position, (key, number) in enumerate(self._numbers.items())
         }
 
-    def has(self, keys: Keys) -> bool:
-        """Returns whether all keys have been introduced.
-
-        Raises KeyError, with one that is unknown, if only some of them have been.
-        """
-        known = [each in self._numbers for each in flat(keys)]
-        if any(known) and not all(known):
-            raise KeyError(list(flat(keys))[known.index(False)])
-        return all(known)
+    def unknown(self, keys: Keys) -> list[Key]:
+        """Returns the keys that have not been introduced."""
+        return [key for key in flat(keys) if key not in self._numbers]
 
     def introduce(self, keys: Keys) -> None:
         """Gives numbers to new keys."""
@@ -58,7 +52,7 @@ class ScriptKeys:
                 self._taken.add(self._numbers[key])
 
     def numbers(self, keys: Keys) -> Any:
-        """Returns the numbers of keys, in the same nesting; KeyError has one that is unknown."""
+        """Returns the numbers of known keys, in the same nesting."""
         return mapped(self._numbers.__getitem__, keys)
 
     def _choose(self, key: Key) -> int:
