@@ -151,7 +151,6 @@ class KVStore(SharedStore):
             most_devices=devices if workers > 1 else max(devices, last),
             in_servers=self.distributed,
         )
-        runtime().has_trainer |= self.distributed
         runtime().endings.add(steps.close)
         return BalancedIter(steps, even, sampler, source, **params)
 
@@ -163,13 +162,9 @@ class KVStore(SharedStore):
             raise ValueError(
                 "a balanced store must be synchronous, got 'dist_async': use 'dist_sync'"
             )
-        if runtime().compresses:
-            raise ValueError(
-                "a balanced store needs exact sums, and gradient compression was set: leave out "
-                "set_gradient_compression"
-            )
         if not (self.is_capable(KVStoreBase.OPTIMIZER) and env.updates_on_store()):
             raise ValueError(NO_OPTIMIZER)
+        runtime().require_exact_sums("a balanced store")
 
 
 class WorkerSideStore(KVStore):

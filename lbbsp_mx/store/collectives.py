@@ -116,14 +116,10 @@ class TrainerStore(StoreCollectives):
 
     def __init__(self, store: SharedStore) -> None:
         super().__init__(store.native, store.waiting)
-        if not store.distributed:
+        if store.distributed:
+            runtime().require_exact_sums("the trainer")
+        else:
             self._native = mx.kv.create(store.kind)  # the store's own keys may be texts
-        elif runtime().compresses:
-            raise ValueError(
-                "the trainer needs exact sums, and gradient compression was set on the store: "
-                "leave out set_gradient_compression"
-            )
-        runtime().has_trainer |= store.distributed
         self.type = store.type  # which gluon reads
 
     def broadcast(

@@ -33,13 +33,8 @@ DISTRIBUTED = ("dist_sync", "dist_device_sync")
 
 ASYNCHRONOUS = "dist_async"
 
-IN_ONE_PROCESS = (
-    "local",
-    "device",
-    "local_allreduce_cpu",
-    "local_allreduce_device",
-    "local_update_cpu",
-)
+_LOCAL = "local_allreduce_cpu", "local_allreduce_device", "local_update_cpu"
+IN_ONE_PROCESS = ("local", "device", *_LOCAL)
 
 ALIASES = {"dist": "dist_sync"}
 """Other names of MXNet for its stores."""
@@ -149,6 +144,15 @@ class Runtime:
         )  # fmt: skip
         self.use_options(options)
         return made
+
+    def require_exact_sums(self, user: str) -> None:
+        """Raises ValueError if MXNet compresses what is pushed, and lets nothing do so later."""
+        if self.compresses:
+            raise ValueError(
+                f"{user} needs exact sums, and gradient compression was set on the store: leave "
+                "out set_gradient_compression"
+            )
+        self.has_trainer = True
 
     def use_options(self, options: SessionOptions) -> None:
         """Uses the options that concern lost workers."""
