@@ -337,13 +337,9 @@ class _Servers:
 
 def _check_servers_are_free() -> None:
     """Raises ValueError if a script has given the servers keys, an optimizer or compression."""
-    if runtime().optimizer_of == "AsyncTrainer":
-        raise ValueError(
-            "a process can have only one AsyncTrainer in a cluster, because the servers run "
-            "one optimizer: use one trainer for all parameters, or a separate job"
-        )
     if runtime().optimizer_of or runtime().taken or runtime().compresses:
         raise ValueError(
-            "an AsyncTrainer needs the servers for itself, and a KVStore of this process has "
-            "given them keys, an optimizer or gradient compression: use a separate job for one"
+            "a process can have only one AsyncTrainer in a cluster, which needs the servers for "
+            "itself, and another one or a KVStore of this process has given them keys, an "
+            "optimizer or gradient compression: use a separate job for one"
         )

@@ -17,15 +17,8 @@ from lbbsp_mx import cluster, compat, env
 from lbbsp_mx.data.data_iter import Columns, PlannedIter
 from lbbsp_mx.data.sampler import Draws, make_sampler
 from lbbsp_mx.devices import devices_of_module
-from lbbsp_mx.module.module_data import (
-    Samples,
-    check_arguments,
-    drops_last,
-    source_of,
-    total_of,
-)
+from lbbsp_mx.module import module_data
 from lbbsp_mx.module.pushes import NO_OPTIMIZER, BalancedIter, ModuleSteps
-from lbbsp_mx.store.collectives import StoreCollectives
 from lbbsp_mx.store.kvstore import GLUON_NAME, KINDS, NAME, SharedStore
 from lbbsp_mx.store.native import ALIASES, ASYNCHRONOUS, runtime
 
@@ -122,34 +115,30 @@ class KVStore(SharedStore):
                 f"mean_loss=True needs one device per worker, got devices={devices}: means of "
                 "parts of a batch do not sum to its mean; use a loss that is a sum over samples"
             )
-        check_arguments(data, label, iter_params or {})
+        module_data.check_arguments(data, label, iter_params or {})
         workers = self.num_workers
-        collectives = StoreCollectives(self.native, self.waiting)
-        total = total_of(data, global_batch_size, workers)
+        collectives = self._collectives
+        total = module_data.total_of(data, global_batch_size, workers)
         seed = chosen.seed if seed is None else seed
         if shuffle is None:
             shuffle = data.shuffle if isinstance(data, mx.io.NDArrayIter) else True
-        drop_last = drops_last(data)
+        drop_last = module_data.drops_last(data)
         facts = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle),
                  "last_batch_handle='discard'": int(drop_last), "mean_loss": int(mean_loss),
                  "devices": devices}  # fmt: skip
         handshake.compare(collectives, facts)
-        source, params = source_of(collectives, data, label, iter_params)
+        source, params = module_data.source_of(collectives, data, label, iter_params)
         each = devices_of_module(devices)
         session = runtime().open_session(collectives, total, chosen, parts=devices, devices=each)
-        samples = source if isinstance(source, gluon.data.Dataset) else Samples(source)
+        samples = source if isinstance(source, gluon.data.Dataset) else module_data.Samples(source)
         sampler = make_sampler(
             session, Draws(), samples, seed, bool(shuffle), None, None, drop_last=drop_last
         )
         last = sampler.order.size(sampler.order.steps_per_epoch - 1)
-        even = -(-total // workers)
+        most = devices if workers > 1 else max(devices, last)
+        even, served = -(-total // workers), self.distributed
         self._steps = steps = ModuleSteps(
-            session,
-            even * workers,
-            mean_loss=mean_loss,
-            devices=devices,
-            most_devices=devices if workers > 1 else max(devices, last),
-            in_servers=self.distributed,
+            session, even * workers, mean_loss=mean_loss, most_devices=most, in_servers=served
         )
         runtime().endings.add(steps.close)
         return BalancedIter(steps, even, sampler, source, **params)

@@ -92,7 +92,6 @@ class ModuleSteps(PushedSteps):
     scheduled: int
     _: KW_ONLY
     mean_loss: bool  # whether gradients are means over a worker's batch
-    devices: int  # largest number of devices of a worker
     most_devices: int  # number of devices up to which each has samples in every step
     in_servers: bool  # whether the optimizer must run in the servers
 
@@ -201,8 +200,8 @@ class ModuleSteps(PushedSteps):
         used = max(len(each) if isinstance(each, list | tuple) else 1 for each in values)
         if used > self.most_devices:
             raise ValueError(
-                f"devices must be the number of devices of a worker, {used}, got {self.devices}: "
-                f"pass devices={used} to balance, so that each device has samples in every step"
+                f"a worker has {used} devices, and a step may have samples for {self.most_devices} "
+                f"only: pass devices={used} to balance, so that each device has some in every step"
             )
 
     def _end_step(self) -> None:

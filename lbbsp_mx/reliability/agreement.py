@@ -23,7 +23,7 @@ from mxnet import gluon
 
 from lbbsp_core.runtime.exchange.collectives import gather_bytes, weighted_mean
 from lbbsp_core.runtime.exchange.digest import Digest
-from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.extensions.settings import Setting, Settings, SettingsComparison
 from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_mx.parameters import exchange_whole, is_sparse, network_of
@@ -50,16 +50,14 @@ class _Row(NamedTuple):
 
     Args:
         call: What it does now: an index of `_CALLS`, and so many times more the trainer's number.
-        bits: Hash of the bits of all parameters.
+        bits: Hash of the bits of all parameters that have values.
         digest: Digest of the parameters that are learned, as an integer.
-        unknown: Fingerprint of the numbers of those without values, because shapes are unknown.
         others: Digest of parameters of the network that the trainer does not have; 0 before a step.
     """
 
     call: int
     bits: int
     digest: int
-    unknown: int
     others: int
 
 
@@ -105,13 +103,14 @@ class Agreement:
         are_sent = all(param._deferred_init for param in self._trainer.unsent)
         if are_sent and all(row == rows[0] for row in rows):
             return
-        if (others := _differing([row.digest for row in rows])) and self._session.rank == 0:
+        others = _differing([row.digest for row in rows])
+        if others and self._session.rank == 0:
             logger.warning(
                 "parameters of %s have been changed since the trainer was created: they are "
                 "replaced by those of worker 0 before the first batch",
                 _workers(others),
             )
-        self._broadcast(rows)
+        self._broadcast()
 
     def broadcast(self) -> None:
         """Sends the parameters of worker 0 to all workers; a collective between two steps."""
@@ -119,7 +118,8 @@ class Agreement:
             return
         self._session.finish_barrier()
         with self._session.excluded_wait():
-            self._broadcast(self._gather(_BROADCAST))
+            self._gather(_BROADCAST)
+            self._broadcast()
 
     def begin_step(self) -> None:
         """Compares parameters and settings; call it in each step, before the sums."""
@@ -158,8 +158,7 @@ class Agreement:
         Differences up to rounding do not matter for the gradients, and are removed.
         """
         rows = self._gather(_STEP)
-        others = _differing([row.digest for row in rows])
-        if others or any(row.unknown != rows[0].unknown for row in rows):
+        if others := _differing([row.digest for row in rows]):
             raise DisagreementError(
                 f"parameters of {_workers(others)} differ from those of worker 0 in the first "
                 "step, when gradients have been computed by them: load or initialise parameters "
@@ -174,7 +173,7 @@ class Agreement:
                 "with grad_req='null' if they are not to be trained"
             )
         if any(row.bits != rows[0].bits for row in rows):
-            self._broadcast(rows)
+            self._broadcast()
 
     def _others(self) -> list[gluon.Parameter]:
         """Returns further parameters of the network, without statistics of its layers."""
@@ -183,10 +182,11 @@ class Agreement:
         return [param for param in others if param._data is not None and param._differentiable]
 
     def _gather(self, call: int) -> list[_Row]:
-        params, seen = self._trainer.params, blake2b(digest_size=6)
+        """Tells the others what this worker does now, and returns what each of them tells."""
+        seen = blake2b(digest_size=6)
 
         def learned() -> Iterator[npt.NDArray[Any]]:
-            for param, is_learned in zip(params, self._learned, strict=True):
+            for param, is_learned in zip(self._trainer.params, self._learned, strict=True):
                 if not param._deferred_init:
                     array = np.ascontiguousarray(param.list_data()[0].asnumpy())
                     seen.update(array.data)
@@ -195,10 +195,9 @@ class Agreement:
 
         digest = Digest.of(learned()).to_integer()
         bits = int.from_bytes(seen.digest(), "big")
-        unknown = fingerprint(repr([i for i, param in enumerate(params) if param._deferred_init]))
         others = self._others() if call == _STEP else []
         of_others = Digest.of(param._data[0].asnumpy() for param in others).to_integer()
-        row = _Row(call + self.number * len(_CALLS), bits, digest, unknown, of_others)
+        row = _Row(call + self.number * len(_CALLS), bits, digest, of_others)
         rows = [_Row(*each) for each in self._session.collectives.all_gather(row)]
         for rank, other in enumerate(rows):
             if other.call != rows[0].call:
@@ -208,9 +207,8 @@ class Agreement:
                 )
         return rows
 
-    def _broadcast(self, rows: Sequence[_Row]) -> None:
-        if any(row.unknown != rows[0].unknown for row in rows):
-            self._share_shapes()
+    def _broadcast(self) -> None:
+        self._share_shapes()
         waiting = {id(param) for param in self._trainer.unsent}
         self._trainer.send()  # sends those that the servers do not know yet
         store = self._trainer.store
@@ -278,11 +276,8 @@ class Agreement:
             )
             or "as at the start",
         }
-        for name in self._hyperparameters:
-            value = getattr(optimizer, name, None)
-            if isinstance(value, bool | int | float):
-                settings[name] = value
-        return settings
+        own = ((name, getattr(optimizer, name, None)) for name in self._hyperparameters)
+        return settings | {name: each for name, each in own if isinstance(each, bool | int | float)}
 
 
 def ends_epoch(session: PipelinedSession, step: int) -> bool:

@@ -39,13 +39,10 @@ class Checkpoints:
         self._trainer, self._session = trainer, session
         self._check_single = check_single  # raises an error if several trainers share the batches
         self.schedule = CheckpointSchedule(
-            session,
-            session.extensions[Stopping],
-            self._collect_regular,
-            self._say_left,
+            session, session.extensions[Stopping], self._collect_regular, self._say_left,
             is_idle=lambda: session.order is not None and not session.in_epoch,
             collect_own=lambda: self._or_warn(*session.save_state(alone=True)),
-        )
+        )  # fmt: skip
         self._writers: dict[Path, writers.CheckpointWriter] = {}
         self._has_warned = False
         self._unchecked: tuple[object, Checkpoint] | None = None  # whence, and what was loaded

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import mxnet as mx
 import numpy as np
@@ -19,6 +19,8 @@ from mxnet import gluon
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json, from_json, records_of, to_json
 from lbbsp_mx.parameters import is_sparse
 from lbbsp_mx.reliability.parts import TrainerParts
+
+Params: TypeAlias = Sequence[gluon.Parameter]
 
 PARAMETER = "parameter "
 """In front of the names of arrays of parameters, their positions."""
@@ -70,24 +72,20 @@ def optimizer_state(trainer: TrainerParts) -> tuple[Json, Arrays]:
     return state, arrays
 
 
-def read_optimizer(
-    trainer: TrainerParts, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
-) -> Callable[[], None]:
+def read_optimizer(trainer: TrainerParts, state: Json, arrays: Arrays) -> Callable[[], None]:
     """Reads the state of `optimizer_state`; returns a function that gives it to the optimizer.
 
     Nothing has changed if it is of another optimizer, or cannot be read.
     """
-    owners = _owners(trainer)
+    owners, found = _owners(trainer), cast(Any, state)
 
     def read(value: Json) -> Any:
         return _of_mxnet(from_json(value, arrays, _RECORDS), trainer.contexts[0])
 
     try:
-        found: Any = state
-        objects = list(zip(owners.items(), found["objects"], strict=True))
         attributes = [
             {name: read(value) for name, value in _checked(what, owner, saved).items()}
-            for (what, owner), saved in objects
+            for (what, owner), saved in zip(owners.items(), found["objects"], strict=True)
         ]
         # Every device gets arrays of its own.
         states = [dict(read(found["states"])) for _ in trainer.device_updaters]
@@ -107,7 +105,7 @@ def read_optimizer(
     return restore
 
 
-def parameter_arrays(params: Sequence[gluon.Parameter]) -> Arrays:
+def parameter_arrays(params: Params) -> Arrays:
     """Returns the values of all parameters, by `PARAMETER` and their positions."""
     require_dense_weights(params)
     for param in params:
@@ -119,7 +117,7 @@ def parameter_arrays(params: Sequence[gluon.Parameter]) -> Arrays:
     return {f"{PARAMETER}{i}": param.list_data()[0].asnumpy() for i, param in enumerate(params)}
 
 
-def require_dense_weights(params: Sequence[gluon.Parameter]) -> None:
+def require_dense_weights(params: Params) -> None:
     """Raises an error if a parameter is sparse, whose values gluon does not give as a whole."""
     for param in params:
         if is_sparse(param):
@@ -130,9 +128,7 @@ def require_dense_weights(params: Sequence[gluon.Parameter]) -> None:
             )
 
 
-def check_parameters(
-    where: object, params: Sequence[gluon.Parameter], arrays: Mapping[str, npt.NDArray[Any]]
-) -> None:
+def check_parameters(where: object, params: Params, arrays: Arrays) -> None:
     """Raises ValueError if the arrays, by position, are those of another network."""
     if len(arrays) != len(params):
         raise ValueError(
@@ -151,9 +147,7 @@ def check_parameters(
             )
 
 
-def restore_parameters(
-    params: Sequence[gluon.Parameter], arrays: Mapping[str, npt.NDArray[Any]]
-) -> None:
+def restore_parameters(params: Params, arrays: Arrays) -> None:
     """Gives the parameters the values in arrays, by position, on all devices."""
     create = mx.np.array if mx.util.is_np_array() else mx.nd.array
     for number, param in enumerate(params):

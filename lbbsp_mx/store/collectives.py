@@ -27,8 +27,8 @@ _FEW = 64
 
 
 def share_of(values: Arrays, rank: int) -> mx.nd.NDArray:
-    """Returns a worker's share of a sum that is the value of worker 0; on several devices equal."""
-    share = next(arrays_in(values)).copy()
+    """Returns a worker's share of a sum that is the value of worker 0."""
+    share = next(arrays_in(values)).copy()  # of values on several devices the first one counts
     if rank > 0:  # not a product with 0, which is NaN where the value is
         share[:] = 0
     return share

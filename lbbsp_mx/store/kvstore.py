@@ -65,8 +65,8 @@ class SharedStore(mx.kv.KVStore):
         self._compression: Mapping[str, object] = {}
         self._collectives = StoreCollectives(self.native, self.waiting)
         self._optimizer: mx.optimizer.Optimizer | None = None
-        self._has_pushed = False  # since the optimizer was set
-        self._sent_indices: dict[int, int] = {}
+        # Of the keys, as the optimizer has got them; None once values were pushed.
+        self._sent_indices: dict[int, int] | None = None
         self._steps = PushedSteps()
 
     def __del__(self) -> None:
@@ -179,8 +179,8 @@ class SharedStore(mx.kv.KVStore):
             super().set_optimizer(optimizer)
             return
         _refuse_beside_async_trainer()
-        self._has_pushed = False
         self._send_optimizer(optimizer)
+        self._sent_indices = self._keys.indices
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
         """Compresses what is pushed from now on; a collective if the store is distributed.
@@ -225,7 +225,6 @@ class SharedStore(mx.kv.KVStore):
                 super().set_optimizer(ScriptOptimizer(optimizer, self._keys.indices))
         self.barrier()
         runtime().optimizer_of = "KVStore"
-        self._sent_indices = self._keys.indices
 
     def _before_push(self) -> None:
         """Sends the indices of keys that were introduced after the optimizer, as by Module.
@@ -233,10 +232,8 @@ class SharedStore(mx.kv.KVStore):
         Only before the first push, because the servers then begin with new states, and only where
         all workers push together.
         """
-        has_pushed, self._has_pushed = self._has_pushed, True
-        if self._optimizer is None or self.kind not in DISTRIBUTED or has_pushed:
-            return
-        if self._keys.indices != self._sent_indices:
+        sent, self._sent_indices = self._sent_indices, None
+        if self.kind in DISTRIBUTED and sent not in (None, self._keys.indices):
             self._send_optimizer(self._optimizer)
 
     @contextmanager
@@ -308,16 +305,10 @@ def make_store(kvstore: mx.kv.KVStore | str | None) -> SharedStore:
         return kvstore
     if isinstance(kvstore, mx.kv.KVStore):
         return SharedStore(kvstore)
-    if not isinstance(kvstore, str | None):
-        raise ValueError(
-            f"kvstore must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {kvstore!r}: "
-            "choose dist_sync in a cluster, or leave it out"
-        )
     # MXNet's registry knows the class of our stores, which is in a room above this one.
     is_name = kvstore in (NAME, GLUON_NAME)
-    store: SharedStore = mx.kv.create(
-        kvstore if is_name else f"{NAME}_{_checked(kvstore or 'local')}"
-    )
+    name = kvstore if is_name else f"{NAME}_{_checked(kvstore or 'local')}"
+    store: SharedStore = mx.kv.create(name)
     return store
 
 
@@ -325,11 +316,11 @@ def _checked(kind: str | mx.kv.KVStore) -> str:
     """Returns the kind of a native store."""
     if isinstance(kind, SharedStore):
         return kind.kind
-    name = kind_of(kind if isinstance(kind, str) else kind.type)
+    name = kind_of(kind if isinstance(kind, str) else getattr(kind, "type", repr(kind)))
     if name not in KINDS:
         raise ValueError(
-            f"the store must be one of {', '.join(KINDS)}, got {name!r}: choose dist_sync in a "
-            "cluster, device in one process with several GPUs"
+            f"the store must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {name!r}: "
+            "choose dist_sync in a cluster, device in one process with several GPUs"
         )
     if name not in IN_ONE_PROCESS and not cluster.in_cluster():
         raise ValueError(
