@@ -43,38 +43,38 @@ class PushedKeys:
     def __init__(self) -> None:
         self._usual: Counter[Key] = Counter()
         self._usually_pulled: set[Key] = set()
-        self._pushes: Counter[Key] = Counter()
+        self.pushes: Counter[Key] = Counter()
         self._pulled: set[Key] = set()  # after their last push
 
     @property
     def complete(self) -> bool:
         """True if nothing of what earlier steps had is missing."""
         return bool(self._usual) and (
-            self._pushes >= self._usual and self._pulled >= self._usually_pulled
+            self.pushes >= self._usual and self._pulled >= self._usually_pulled
         )
 
     def push(self, keys: Sequence[Key]) -> None:
         """Counts a push of keys."""
         limit = 1 if self.complete else math.inf  # of keys that are new in this step
         for key in keys:
-            if self._pushes[key] >= (self._usual[key] or limit):
+            if self.pushes[key] >= (self._usual[key] or limit):
                 raise ValueError(
                     f"a step has one batch, and the gradient of {key!r} is pushed again after the "
                     "update with it: draw a batch before each update, or call train.reset() before "
                     "updates with other batches, which are not scaled then"
                 )
-        self._pushes.update(keys)
+        self.pushes.update(keys)
         self._pulled.difference_update(keys)
 
     def pull(self, keys: Sequence[Key]) -> None:
         """Notes that keys were pulled."""
-        self._pulled.update(key for key in keys if self._pushes[key])
+        self._pulled.update(key for key in keys if self.pushes[key])
 
     def end_step(self) -> None:
         """Learns from the step, and begins the next one."""
         self._usually_pulled |= self._pulled - self._usual.keys()
-        self._usual |= self._pushes
-        self._pushes, self._pulled = Counter(), set()
+        self._usual |= self.pushes
+        self.pushes, self._pulled = Counter(), set()
 
 
 @dataclass(eq=False)
@@ -99,7 +99,7 @@ class ModuleSteps(PushedSteps):
         self._total = self.session.balancer.constraints.global_batch_size
         self._thread = threading.get_ident()
         self._sizes: tuple[int, int] | None = None  # of the last batch: this worker's, and all
-        self._has_ended = self._has_pushed = self._has_closed = False
+        self._has_ended = self._has_closed = False
         self._has_warned = self.session.workers == 1
         self._keys = PushedKeys()
         # Arrays of the last call with these keys in a step
@@ -120,7 +120,7 @@ class ModuleSteps(PushedSteps):
                 "the store is balanced over other data now: draw from the iterator that the last "
                 "call of balance has returned, and call balance again to use these data again"
             )
-        if self._sizes is not None and not self._has_pushed:
+        if self._sizes is not None and not self._keys.pushes:
             if self.session.workers > 1:
                 raise ValueError(
                     f"the batch of step {self.session.step} was drawn, and no gradients for it "
@@ -142,8 +142,7 @@ class ModuleSteps(PushedSteps):
         """Ends the step if gradients were pushed; a batch that was not used is drawn again."""
         self._end_step()
         self._keys.end_step()
-        self._sizes, self._has_pushed = None, False
-        self._computed, self._pulled = {}, {}
+        self._sizes, self._computed, self._pulled = None, {}, {}
 
     def close(self) -> None:
         """Ends the last step and the session, because the script ends or balances other data."""
@@ -169,7 +168,6 @@ class ModuleSteps(PushedSteps):
         self._check_devices(value if isinstance(key, list | tuple) else [value])
         keys = tuple(flat(key))
         self._keys.push(keys)
-        self._has_pushed = True
         local, total = self._sizes
         factor = (local if self.mean_loss else self._total) / total
         # Module has divided by a size that may be larger than X, to be the same on all workers.
@@ -205,7 +203,7 @@ class ModuleSteps(PushedSteps):
             )
 
     def _end_step(self) -> None:
-        if self._has_ended or not self._has_pushed:
+        if self._has_ended or not self._keys.pushes:
             return
         self._has_ended = True
         # Nothing is written to these arrays later in the step.

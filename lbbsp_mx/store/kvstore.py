@@ -53,6 +53,7 @@ class SharedStore(mx.kv.KVStore):
         wait_seconds: float = 1800.0,
     ) -> None:
         self.kind = _checked(kind)
+        self.distributed = self.kind not in IN_ONE_PROCESS
         given = self.kind if isinstance(kind, str) else getattr(kind, "native", kind)
         self.native = runtime().native(given, start_seconds)
         super().__init__(self.native.handle)
@@ -71,11 +72,6 @@ class SharedStore(mx.kv.KVStore):
 
     def __del__(self) -> None:
         """Leaves the handle to the native store, which frees it."""
-
-    @property
-    def distributed(self) -> bool:
-        """True if the store has several processes."""
-        return self.kind not in IN_ONE_PROCESS
 
     @property
     def type(self) -> str:
@@ -316,7 +312,8 @@ def _checked(kind: str | mx.kv.KVStore) -> str:
     """Returns the kind of a native store."""
     if isinstance(kind, SharedStore):
         return kind.kind
-    name = kind_of(kind if isinstance(kind, str) else getattr(kind, "type", repr(kind)))
+    given = getattr(kind, "type", kind)
+    name = kind_of(given) if isinstance(given, str) else given
     if name not in KINDS:
         raise ValueError(
             f"the store must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {name!r}: "
