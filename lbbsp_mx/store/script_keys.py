@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -53,7 +53,9 @@ class ScriptKeys:
 
     def numbers(self, keys: Keys) -> Any:
         """Returns the numbers of known keys, in the same nesting."""
-        return mapped(self._numbers.__getitem__, keys)
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            return self._numbers[plain(keys)]
+        return [self.numbers(each) for each in keys]
 
     def _choose(self, key: Key) -> int:
         if isinstance(key, int) and key not in self._taken:
@@ -69,13 +71,6 @@ def flat(keys: Keys) -> Iterator[Key]:
     else:
         for each in keys:
             yield from flat(each)
-
-
-def mapped(function: Callable[[Key], int], keys: Keys) -> Any:
-    """Applies a function to every single key, and keeps the nesting."""
-    if isinstance(keys, str) or not isinstance(keys, Iterable):
-        return function(plain(keys))
-    return [mapped(function, each) for each in keys]
 
 
 def plain(key: object) -> Key:
