@@ -270,9 +270,7 @@ class _Servers:
         self._answers = mx.nd.array(coordination.empty_questions(self.workers))
         self._params = params
         # Ends the process if the wait inside the context takes too long.
-        self.waiting = partial(
-            runtime().waiting, self.rank, wait_seconds, owner="lbbsp_mx.AsyncTrainer"
-        )
+        self.waiting = partial(runtime().waiting, wait_seconds, owner="lbbsp_mx.AsyncTrainer")
 
     def start(
         self, optimizer: Optimizer, service: CoordinatorService | None, *, keeps_pushes: bool

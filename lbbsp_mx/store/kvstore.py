@@ -58,9 +58,7 @@ class SharedStore(mx.kv.KVStore):
         self.native = runtime().native(given, start_seconds)
         super().__init__(self.native.handle)
         # Ends the process if the wait inside the context takes too long.
-        self.waiting = partial(
-            runtime().waiting, self.native.rank, wait_seconds, owner="lbbsp_mx.KVStore"
-        )
+        self.waiting = partial(runtime().waiting, wait_seconds, owner="lbbsp_mx.KVStore")
         # In one process MXNet takes the script's keys themselves.
         self._keys = ScriptKeys(runtime().taken if self.distributed else set())
         self._compression: Mapping[str, object] = {}

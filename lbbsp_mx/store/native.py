@@ -124,16 +124,14 @@ class Runtime:
         self.compresses, self._end_key = True, None
         self._stop_heartbeat()
 
-    def waiting(
-        self, rank: int, seconds: float, what: str, owner: str
-    ) -> AbstractContextManager[None]:
+    def waiting(self, seconds: float, what: str, owner: str) -> AbstractContextManager[None]:
         """Ends the process if the wait inside the context takes longer than `seconds`.
 
         `what` completes "has waited ..."; `owner` is the class whose `wait_seconds` is the limit.
         """
         return self.watchdog.deadline(
             seconds,
-            f"worker {rank} has waited {seconds:g} s {what} and exits: a worker or server did not "
+            f"{self._name()} has waited {seconds:g} s {what} and exits: a worker or server did not "
             f"respond; if it only needs more time, raise wait_seconds of {owner}",
         )
 
