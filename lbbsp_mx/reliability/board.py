@@ -58,7 +58,7 @@ class KeyBoard:
     def post(self, row: Sequence[int]) -> None:
         """Replaces this worker's row, and waits until the servers have it."""
         beat, before = Beat.of(row), self._posted
-        leaves = beat.activity == Activity.LEAVING != before.activity
+        leaves = beat.activity == Activity.LEAVING and before.activity != Activity.LEAVING
         with self.using() as usable:
             late = time.monotonic() - self._posted_at >= self._interval
             if usable and (late or leaves or beat.loss != before.loss):
