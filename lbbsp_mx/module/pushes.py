@@ -172,7 +172,7 @@ class ModuleSteps(PushedSteps):
         factor = (local if self.mean_loss else self._total) / total
         # Module has divided by a size that may be larger than X, to be the same on all workers.
         if optimizer is not None and optimizer.rescale_grad == 1.0 / self.scheduled:
-            factor *= self.scheduled / self._total
+            factor = factor * self.scheduled / self._total
         if not self._has_ended:
             # MXNet's store receives into the arrays that are pushed: waiting for these would
             # include the wait for the other workers.
