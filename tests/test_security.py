@@ -29,10 +29,6 @@ PRIVATE = {"mkstemp", "NamedTemporaryFile", "chmod", "fchmod"}
 
 EXCEPTIONS = {
     ("lbbsp_mx/server.py", "pickle"),  # optimizers, as MXNet's workers send them to its servers
-    (
-        "lbbsp_mx/reliability/gluon_states.py",
-        "pickle",
-    ),  # looks up no name of a file
     ("lbbsp_tf/exactness/agreement.py", "marshal"),  # own lambdas, as Keras describes them
     ("lbbsp_core/testing/_contract.py", "pickle"),  # copies an object of the test that calls it
 }

@@ -40,10 +40,7 @@ CORE = (
     "tests/core/sync",
 )
 TF = tuple(f"tests/tf/test_{name}.py" for name in ("single_worker", "checks", "evaluation"))
-MX = tuple(
-    f"tests/mx/test_{name}.py"
-    for name in ("missing", "data", "agreement", "gluon_states", "script_keys")
-)
+MX = tuple(f"tests/mx/test_{name}.py" for name in ("missing", "data", "agreement", "script_keys"))
 HELP = ("lbbsp", "--help")
 SIMULATE = ("lbbsp", "simulate", "--trace", str(ROOT / "traces" / "pai_job_1.csv"))
 SITE = ("mkdocs", "build", "--config-file", str(ROOT / "mkdocs.yml"))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import NoReturn
 
 import mxnet as mx
 from mxnet import gluon
+from mxnet.optimizer import Optimizer
 
 from lbbsp_core.order import SampleStream
+from lbbsp_core.runtime.asynchronous import coordination
 from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
-from lbbsp_core.runtime.asynchronous.coordination import Table, empty_log, empty_questions
+from lbbsp_core.runtime.asynchronous.coordination import CoordinatorService, Table
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.sync import Synchroniser
 from lbbsp_mx import cluster, env
@@ -86,7 +88,13 @@ class AsyncTrainer(gluon.Trainer):
     ) -> None:
         chosen = SessionOptions.of(options, AsyncTrainer.__init__)
         params = list(as_created(params))
-        _check_initialised(params)
+        for param in params:
+            if param._deferred_init:
+                raise ValueError(
+                    f"parameter {param.name} must be initialised, with its shape known: give "
+                    "in_units or in_channels, or call the network once before creating the trainer"
+                )
+            require_dense(param)
         if cluster.in_cluster():
             _check_servers_are_free()
             runtime().optimizer_of = "AsyncTrainer"
@@ -96,26 +104,18 @@ class AsyncTrainer(gluon.Trainer):
         self._servers = servers = _Servers(params, wait_seconds)
         self.rank, self.num_workers = servers.rank, servers.workers
         self._session = AsyncSession(
-            servers,
-            sync,
-            global_batch_size,
-            chosen,
-            framework="mxnet",
-            versions={"mxnet": mx.__version__},
+            servers, sync, global_batch_size, chosen,
+            framework="mxnet", versions={"mxnet": mx.__version__},
             facts=f"parameters of {[tuple(param.shape) for param in params]}",
             devices=devices_of(params[0].list_ctx()).names,
-        )
+        )  # fmt: skip
         self._optimizer.rescale_grad = self._scale / global_batch_size
         service = self._session.make_service() if self.rank == 0 else None
-        keeps = self._session.sync.keeps_pushes
-        servers.start(
-            service and ServerOptimizer(self._optimizer, servers.keys, service, keeps_pushes=keeps),
-            keeps_pushes=keeps,
-        )
+        servers.start(self._optimizer, service, keeps_pushes=self._session.sync.keeps_pushes)
         self._session.start()
         self._read(range(len(params)))
         runtime().endings.add(self._session.depart)
-        self._warn_if_unfair(keeps_pushes=keeps)
+        self._warn_if_unfair()
 
     def batch_sampler(self, num_samples: int, epochs: int = 1) -> StreamSampler:
         """Creates the ``batch_sampler`` of the DataLoader, with the same arguments on all workers.
@@ -203,11 +203,11 @@ class AsyncTrainer(gluon.Trainer):
         self._servers.read(numbers)
         self._session.end_read()
 
-    def _warn_if_unfair(self, *, keeps_pushes: bool) -> None:
+    def _warn_if_unfair(self) -> None:
         """Warns if the optimizer or the network makes a comparison of schemes unfair."""
         optimizer = self._optimizer
         scales = type(optimizer) is mx.optimizer.SGD and not optimizer.wd
-        if not keeps_pushes and self.num_workers > 1 and not scales:
+        if self.num_workers > 1 and not (scales or self._session.sync.keeps_pushes):
             logger.warning(
                 "%s with wd = %g makes a full step at every push, that is %d steps for the samples "
                 "of one step of BSP: use SGD without weight decay for a fair comparison",
@@ -267,28 +267,29 @@ class _Servers:
         self.rank, self.workers = self._native.rank, self._native.num_workers
         self.keys = Keys(len(params), int(env.cluster().get("DMLC_NUM_SERVER", 1)))
         self.learning = learning(params)
-        self._answers = mx.nd.array(empty_questions(self.workers))
+        self._answers = mx.nd.array(coordination.empty_questions(self.workers))
         self._params = params
-        self._wait_seconds = wait_seconds
+        # Ends the process if the wait inside the context takes too long.
+        self.waiting = partial(runtime().waiting, wait_seconds, owner="lbbsp_mx.AsyncTrainer")
 
-    def start(self, optimizer: ServerOptimizer | None, *, keeps_pushes: bool) -> None:
-        """Sends the model, the optimizer and the coordinator to the servers; a collective."""
-        context = self._params[0].list_ctx()[0]
+    def start(
+        self, optimizer: Optimizer, service: CoordinatorService | None, *, keeps_pushes: bool
+    ) -> None:
+        """Sends the model to the servers, worker 0 also the rest they run; a collective."""
         self._keeps_pushes = keeps_pushes
-        values = {i: param.data(context).as_nd_ndarray() for i, param in enumerate(self._params)}
+        values = {i: param.list_data()[0].as_nd_ndarray() for i, param in enumerate(self._params)}
         if keeps_pushes:
-            sums = {self.keys.sums + i: mx.nd.zeros_like(values[i]) for i in self.learning}
-            values |= sums
-        values[self.keys.questions] = mx.nd.array(empty_questions(self.workers))
-        values[self.keys.log] = mx.nd.array(empty_log())
+            values |= {self.keys.sums + i: mx.nd.zeros_like(values[i]) for i in self.learning}
+        values[self.keys.questions] = mx.nd.array(coordination.empty_questions(self.workers))
+        values[self.keys.log] = mx.nd.array(coordination.empty_log())
         with self.waiting("for all workers to send the model"):
             self._native.init(list(values), list(values.values()))
-        if optimizer is not None:
-            trained = optimizer.optimizer
-            trained.set_lr_mult({i: param.lr_mult for i, param in enumerate(self._params)})
-            trained.set_wd_mult({i: param.wd_mult for i, param in enumerate(self._params)})
+        if service is not None:
+            optimizer.set_lr_mult({i: param.lr_mult for i, param in enumerate(self._params)})
+            optimizer.set_wd_mult({i: param.wd_mult for i, param in enumerate(self._params)})
+            sent = ServerOptimizer(optimizer, self.keys, service, keeps_pushes=keeps_pushes)
             with self.waiting("for the servers to receive the optimizer"):
-                self._native.set_optimizer(optimizer)
+                self._native.set_optimizer(sent)
         if cluster.in_cluster():
             with self.waiting("for worker 0 to send the optimizer"):
                 self._native._barrier()
@@ -311,10 +312,9 @@ class _Servers:
 
     def push_gradients(self, *, to_sum: bool) -> None:
         """Pushes this worker's new gradients, and waits until the servers have received them."""
-        fresh = clear_stale(self._params[i] for i in self.learning)
-        first, numbers = self.keys.sums if to_sum else 0, self.learning
-        if to_sum or not self._keeps_pushes:  # else it may be the signal to update by the sums
-            numbers = [i for i, is_new in zip(numbers, fresh, strict=True) if is_new]
+        first, fresh = self.keys.sums * to_sum, clear_stale(self._params[i] for i in self.learning)
+        is_signal = self._keeps_pushes and not to_sum  # to update by the sums
+        numbers = [i for i, new in zip(self.learning, fresh, strict=True) if new or is_signal]
         with self.waiting("for the servers to receive its gradients"):
             if numbers:
                 gradients = [self._params[i].list_grad() for i in numbers]
@@ -332,30 +332,12 @@ class _Servers:
             self._native.pull(list(numbers), out=arrays)
             wait_for(arrays)
 
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Ends the process if the wait inside the context takes too long."""
-        return runtime().waiting(self.rank, self._wait_seconds, what, "lbbsp_mx.AsyncTrainer")
-
 
 def _check_servers_are_free() -> None:
     """Raises ValueError if a script has given the servers keys, an optimizer or compression."""
-    if runtime().optimizer_of == "AsyncTrainer":
-        raise ValueError(
-            "a process can have only one AsyncTrainer in a cluster, because the servers run "
-            "one optimizer: use one trainer for all parameters, or a separate job"
-        )
     if runtime().optimizer_of or runtime().taken or runtime().compresses:
         raise ValueError(
-            "an AsyncTrainer needs the servers for itself, and a KVStore of this process has "
-            "given them keys, an optimizer or gradient compression: use a separate job for one"
+            "a process can have only one AsyncTrainer in a cluster, which needs the servers for "
+            "itself, and another one or a KVStore of this process has given them keys, an "
+            "optimizer or gradient compression: use a separate job for one"
         )
-
-
-def _check_initialised(params: list[gluon.Parameter]) -> None:
-    for param in params:
-        if param._deferred_init:
-            raise ValueError(
-                f"parameter {param.name} must be initialised, with its shape known: give in_units "
-                "or in_channels, or call the network once before creating the trainer"
-            )
-        require_dense(param)

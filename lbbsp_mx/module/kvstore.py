@@ -17,15 +17,8 @@ from lbbsp_mx import cluster, compat, env
 from lbbsp_mx.data.data_iter import Columns, PlannedIter
 from lbbsp_mx.data.sampler import Draws, make_sampler
 from lbbsp_mx.devices import devices_of_module
-from lbbsp_mx.module.module_data import (
-    Samples,
-    check_arguments,
-    drops_last,
-    source_of,
-    total_of,
-)
+from lbbsp_mx.module import module_data
 from lbbsp_mx.module.pushes import NO_OPTIMIZER, BalancedIter, ModuleSteps
-from lbbsp_mx.store.collectives import StoreCollectives
 from lbbsp_mx.store.kvstore import GLUON_NAME, KINDS, NAME, SharedStore
 from lbbsp_mx.store.native import ALIASES, ASYNCHRONOUS, runtime
 
@@ -113,44 +106,40 @@ class KVStore(SharedStore):
             module.fit(train, eval_data=test, kvstore=store, num_epoch=10)
         """
         chosen = SessionOptions.of(options, KVStore.balance)
-        if self._steps is not None:
-            self._steps.close()
+        self._steps.close()
         compat.refuse_fixed_batches(BalancedIter)
         self._check_exact()
-        _check_devices(devices, mean_loss)
-        check_arguments(data, label, iter_params or {})
+        require_integer("devices", devices, 1)
+        if mean_loss and devices > 1:
+            raise ValueError(
+                f"mean_loss=True needs one device per worker, got devices={devices}: means of "
+                "parts of a batch do not sum to its mean; use a loss that is a sum over samples"
+            )
+        module_data.check_arguments(data, label, iter_params or {})
         workers = self.num_workers
-        collectives = StoreCollectives(self.native, self.waiting)
-        total = total_of(data, global_batch_size, workers)
+        collectives = self._collectives
+        total = module_data.total_of(data, global_batch_size, workers)
         seed = chosen.seed if seed is None else seed
         if shuffle is None:
             shuffle = data.shuffle if isinstance(data, mx.io.NDArrayIter) else True
-        drop_last = drops_last(data)
-        facts = {"mean_loss": int(mean_loss), "devices": devices}
-        if workers > 1:
-            order = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle),
-                     "last_batch_handle='discard'": int(drop_last)}  # fmt: skip
-            handshake.compare(collectives, {**order, **facts})
-        source, params = source_of(collectives, data, label, iter_params)
+        drop_last = module_data.drops_last(data)
+        facts = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle),
+                 "last_batch_handle='discard'": int(drop_last), "mean_loss": int(mean_loss),
+                 "devices": devices}  # fmt: skip
+        handshake.compare(collectives, facts)
+        source, params = module_data.source_of(collectives, data, label, iter_params)
         each = devices_of_module(devices)
-        session = runtime().open_session(
-            collectives, total, chosen, facts=facts, parts=devices, devices=each
-        )
-        samples = source if isinstance(source, gluon.data.Dataset) else Samples(source)
+        session = runtime().open_session(collectives, total, chosen, parts=devices, devices=each)
+        samples = source if isinstance(source, gluon.data.Dataset) else module_data.Samples(source)
         sampler = make_sampler(
             session, Draws(), samples, seed, bool(shuffle), None, None, drop_last=drop_last
         )
         last = sampler.order.size(sampler.order.steps_per_epoch - 1)
-        even = -(-total // workers)
+        most = devices if workers > 1 else max(devices, last)
+        even, served = -(-total // workers), self.distributed
         self._steps = steps = ModuleSteps(
-            session,
-            even * workers,
-            mean_loss=mean_loss,
-            devices=devices,
-            most_devices=devices if workers > 1 else max(devices, last),
-            in_servers=self.distributed,
+            session, even * workers, mean_loss=mean_loss, most_devices=most, in_servers=served
         )
-        runtime().has_trainer |= self.distributed
         runtime().endings.add(steps.close)
         return BalancedIter(steps, even, sampler, source, **params)
 
@@ -162,13 +151,9 @@ class KVStore(SharedStore):
             raise ValueError(
                 "a balanced store must be synchronous, got 'dist_async': use 'dist_sync'"
             )
-        if runtime().compresses:
-            raise ValueError(
-                "a balanced store needs exact sums, and gradient compression was set: leave out "
-                "set_gradient_compression"
-            )
         if not (self.is_capable(KVStoreBase.OPTIMIZER) and env.updates_on_store()):
             raise ValueError(NO_OPTIMIZER)
+        runtime().require_exact_sums("a balanced store")
 
 
 class WorkerSideStore(KVStore):
@@ -205,12 +190,3 @@ def register() -> None:
         KVStoreBase.kv_registry[name] = WorkerSideStore
     for kind in (*ALIASES, *KINDS):
         KVStoreBase.kv_registry[f"{NAME}_{kind}"] = partial(KVStore, kind)
-
-
-def _check_devices(devices: int, mean_loss: bool) -> None:
-    require_integer("devices", devices, 1)
-    if mean_loss and devices > 1:
-        raise ValueError(
-            f"mean_loss=True needs one device per worker, got devices={devices}: means of parts "
-            "of a batch do not sum to its mean; use a loss that is a sum over samples"
-        )

@@ -24,10 +24,9 @@ def check_arguments(data: object, label: Columns, iter_params: Mapping[str, Any]
         TypeError: The data have labels or names already; names the remedy.
     """
     if label is not None and isinstance(data, mx.io.NDArrayIter | gluon.data.Dataset):
-        kind = "an NDArrayIter" if isinstance(data, mx.io.NDArrayIter) else "a gluon data set"
         raise TypeError(
-            f"label must be left out with {kind}, whose labels are used, got "
-            f"{type(label).__name__}: pass data and labels as arrays, or both in {kind}"
+            "label must be left out with an NDArrayIter or a gluon data set, whose labels are "
+            f"used, got {type(label).__name__}: pass both as arrays, or both in one of these"
         )
     named = sorted(ARRAY_PARAMS.keys() & iter_params.keys())
     if named and isinstance(data, mx.io.NDArrayIter):
@@ -55,19 +54,19 @@ def drops_last(data: object) -> bool:
 
 def total_of(data: object, given: int | None, workers: int) -> int:
     """Returns the global batch size: the given one, or an even batch for each worker."""
-    if given is None and isinstance(data, mx.io.NDArrayIter):
-        if data.batch_size == 1:
-            raise ValueError(
-                "batch_size of the NDArrayIter is 1, its default, so that each worker would train "
-                "on single samples: pass it, or global_batch_size= if that is meant"
-            )
-        return int(data.batch_size) * workers
-    if given is None:
+    if given is not None:
+        return require_integer("global_batch_size", given, workers)
+    if not isinstance(data, mx.io.NDArrayIter):
         raise ValueError(
             "global_batch_size must be given, because only an NDArrayIter has a batch size: it "
             "counts the samples of a step over all workers"
         )
-    return require_integer("global_batch_size", given, workers)
+    if data.batch_size == 1:
+        raise ValueError(
+            "batch_size of the NDArrayIter is 1, its default, so that each worker would train on "
+            "single samples: pass it, or global_batch_size= if that is meant"
+        )
+    return int(data.batch_size) * workers
 
 
 def source_of(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import mxnet as mx
 from mxnet.io import DataBatch, DataDesc
@@ -19,6 +20,7 @@ from lbbsp_mx.data.data_iter import PlannedIter
 from lbbsp_mx.data.sampler import BatchSampler
 from lbbsp_mx.fence import arrays_in, wait_for
 from lbbsp_mx.module.module_data import Source
+from lbbsp_mx.store.kvstore import PushedSteps
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.script_keys import Key, Keys, flat
 
@@ -28,10 +30,6 @@ NO_OPTIMIZER = (
     "a balanced store needs the optimizer on the servers, so that all workers have one model: "
     "pass an lbbsp_mx.KVStore('dist_sync') to Module.fit, and leave MXNET_UPDATE_ON_KVSTORE=0 out"
 )
-
-
-_Newest: TypeAlias = "dict[tuple[Key, ...], list[mx.nd.NDArray]]"
-"""Arrays of the last call with these keys in a step."""
 
 
 class PushedKeys:
@@ -45,52 +43,42 @@ class PushedKeys:
     def __init__(self) -> None:
         self._usual: Counter[Key] = Counter()
         self._usually_pulled: set[Key] = set()
-        self._pushes: Counter[Key] = Counter()
+        self.pushes: Counter[Key] = Counter()
         self._pulled: set[Key] = set()  # after their last push
 
     @property
     def complete(self) -> bool:
         """True if nothing of what earlier steps had is missing."""
         return bool(self._usual) and (
-            self._pushes >= self._usual and self._pulled >= self._usually_pulled
+            self.pushes >= self._usual and self._pulled >= self._usually_pulled
         )
 
     def push(self, keys: Sequence[Key]) -> None:
         """Counts a push of keys."""
-        again = [key for key in keys if self._pushes[key] and self._pushes[key] >= self._most(key)]
-        if again:
-            raise ValueError(
-                f"a step has one batch, and the gradient of {again[0]!r} is pushed again after the "
-                "update with it: draw a batch before each update, or call train.reset() before "
-                "updates with other batches, which are not scaled then"
-            )
-        self._pushes.update(keys)
+        limit = 1 if self.complete else math.inf  # of keys that are new in this step
+        for key in keys:
+            if self.pushes[key] >= (self._usual[key] or limit):
+                raise ValueError(
+                    f"a step has one batch, and the gradient of {key!r} is pushed again after the "
+                    "update with it: draw a batch before each update, or call train.reset() before "
+                    "updates with other batches, which are not scaled then"
+                )
+        self.pushes.update(keys)
         self._pulled.difference_update(keys)
 
     def pull(self, keys: Sequence[Key]) -> None:
         """Notes that keys were pulled."""
-        self._pulled.update(key for key in keys if self._pushes[key])
+        self._pulled.update(key for key in keys if self.pushes[key])
 
     def end_step(self) -> None:
         """Learns from the step, and begins the next one."""
         self._usually_pulled |= self._pulled - self._usual.keys()
-        self._usual |= self._pushes
-        self._pushes, self._pulled = Counter(), set()
-
-    def _most(self, key: Key) -> float:
-        """Returns how often a key may be pushed; without limit if that is not known yet."""
-        return self._usual[key] or (1 if self.complete else float("inf"))
-
-
-class _Sizes(NamedTuple):
-    """Sizes of a step."""
-
-    local: int
-    total: int
+        self._usual |= self.pushes
+        self.pushes, self._pulled = Counter(), set()
 
 
 @dataclass(eq=False)
-class ModuleSteps:
+class ModuleSteps(PushedSteps):
     """Steps of a training loop that draws a batch, pushes gradients and pulls the new weights.
 
     The store tells what is pushed and pulled, and the iterator when a batch is drawn. A step ends,
@@ -104,49 +92,57 @@ class ModuleSteps:
     scheduled: int
     _: KW_ONLY
     mean_loss: bool  # whether gradients are means over a worker's batch
-    devices: int  # largest number of devices of a worker
     most_devices: int  # number of devices up to which each has samples in every step
     in_servers: bool  # whether the optimizer must run in the servers
 
     def __post_init__(self) -> None:
         self._total = self.session.balancer.constraints.global_batch_size
         self._thread = threading.get_ident()
-        self._sizes: _Sizes | None = None  # of the batch that was drawn last
-        self._has_ended = self._has_pushed = self._has_closed = self._has_warned = False
+        self._sizes: tuple[int, int] | None = None  # of the last batch: this worker's, and all
+        self._has_ended = self._has_closed = False
+        self._has_warned = self.session.workers == 1
         self._keys = PushedKeys()
-        self._computed: _Newest = {}
-        self._pulled: _Newest = {}
+        # Arrays of the last call with these keys in a step
+        self._computed: dict[tuple[Key, ...], list[mx.nd.NDArray]] = {}
+        self._pulled: dict[tuple[Key, ...], list[mx.nd.NDArray]] = {}
 
     # What the iterator calls
 
-    @property
-    def in_own_thread(self) -> bool:
-        """True on the thread that has created this."""
-        return threading.get_ident() == self._thread
+    def begin_draw(self) -> bool:
+        """Ends the step of the batch that was drawn last, and waits for the next plan.
 
-    def begin_draw(self) -> None:
-        """Ends the step of the batch that was drawn last, and waits for the next plan."""
+        Returns False, and does nothing, on another thread than the one that has created this.
+        """
+        if threading.get_ident() != self._thread:
+            return False
         if self._has_closed:
             raise RuntimeError(
                 "the store is balanced over other data now: draw from the iterator that the last "
                 "call of balance has returned, and call balance again to use these data again"
             )
-        if self._sizes is not None and not self._has_pushed:
-            self._skip()
+        if self._sizes is not None and not self._keys.pushes:
+            if self.session.workers > 1:
+                raise ValueError(
+                    f"the batch of step {self.session.step} was drawn, and no gradients for it "
+                    "were pushed to the store before the next one: pass kvstore=store to "
+                    "Module.fit, draw batches in the training loop only, one before each update, "
+                    "and evaluate on others"
+                )
+            self.session.skip_step()  # updates without this store
         self.end()
         self.session.finish_barrier()
+        return True
 
     def drawn(self, local: int) -> None:
         """Begins the step of a batch of `local` samples."""
-        self._sizes = _Sizes(local, sum(self.session.sizes))
+        self._sizes = local, sum(self.session.sizes)
         self._has_ended = False
 
     def end(self) -> None:
         """Ends the step if gradients were pushed; a batch that was not used is drawn again."""
         self._end_step()
         self._keys.end_step()
-        self._sizes, self._has_pushed = None, False
-        self._computed, self._pulled = {}, {}
+        self._sizes, self._computed, self._pulled = None, {}, {}
 
     def close(self) -> None:
         """Ends the last step and the session, because the script ends or balances other data."""
@@ -166,13 +162,17 @@ class ModuleSteps:
             return value
         if self.in_servers and not runtime().optimizer_of:
             raise ValueError(NO_OPTIMIZER)
-        if self.session.workers > 1 and not self._has_warned:
-            self._warn_of_batch_norm(optimizer)
+        if not self._has_warned:
+            self._has_warned = True
+            _warn_of_batch_norm(optimizer)
         self._check_devices(value if isinstance(key, list | tuple) else [value])
         keys = tuple(flat(key))
         self._keys.push(keys)
-        self._has_pushed = True
-        factor = self._factor(self._sizes, optimizer)
+        local, total = self._sizes
+        factor = (local if self.mean_loss else self._total) / total
+        # Module has divided by a size that may be larger than X, to be the same on all workers.
+        if optimizer is not None and optimizer.rescale_grad == 1.0 / self.scheduled:
+            factor = factor * self.scheduled / self._total
         if not self._has_ended:
             # MXNet's store receives into the arrays that are pushed: waiting for these would
             # include the wait for the other workers.
@@ -194,52 +194,21 @@ class ModuleSteps:
 
     # Helpers
 
-    def _factor(self, sizes: _Sizes, optimizer: Optimizer | None) -> float:
-        """Returns the factor of a gradient, relative to that of a whole step."""
-        share = (sizes.local if self.mean_loss else self._total) / sizes.total
-        # Module has divided by a size that may be larger than X, to be the same on all workers.
-        if optimizer is not None and optimizer.rescale_grad == 1.0 / self.scheduled:
-            return share * self.scheduled / self._total
-        return share
-
-    def _warn_of_batch_norm(self, optimizer: Optimizer | None) -> None:
-        """Warns of batch normalisation, if Module has created the optimizer, with its symbol."""
-        info, self._has_warned = getattr(optimizer, "sym_info", ()), True
-        nodes = info[0] if info else {}
-        if any(
-            name.endswith(("_moving_var", "_running_var"))  # gluon's has no options of the layer
-            and {**own, **nodes.get(name[:-11] + "fwd", {})}.get("use_global_stats") != "True"
-            for name, own in nodes.items()
-        ):
-            logger.warning(
-                "BatchNorm normalises each worker's batch separately, so that the result depends "
-                "on how the batch is split"
-            )
-
     def _check_devices(self, values: Iterable[Any]) -> None:
         used = max(len(each) if isinstance(each, list | tuple) else 1 for each in values)
         if used > self.most_devices:
             raise ValueError(
-                f"devices must be the number of devices of a worker, {used}, got {self.devices}: "
-                f"pass devices={used} to balance, so that each device has samples in every step"
+                f"a worker has {used} devices, and a step may have samples for {self.most_devices} "
+                f"only: pass devices={used} to balance, so that each device has some in every step"
             )
 
     def _end_step(self) -> None:
-        if self._has_ended or not self._has_pushed:
+        if self._has_ended or not self._keys.pushes:
             return
         self._has_ended = True
         # Nothing is written to these arrays later in the step.
         newest = (list(arrays.values()) for arrays in (self._computed, self._pulled))
         self.session.end_step(*(partial(wait_for, arrays) for arrays in newest))
-
-    def _skip(self) -> None:
-        if self.session.workers > 1:
-            raise ValueError(
-                f"the batch of step {self.session.step} was drawn, and no gradients for it were "
-                "pushed to the store before the next one: pass kvstore=store to Module.fit, draw "
-                "batches in the training loop only, one before each update, and evaluate on others"
-            )
-        self.session.skip_step()  # updates without this store
 
 
 class BalancedIter(PlannedIter):
@@ -265,15 +234,8 @@ class BalancedIter(PlannedIter):
         **params: Any,
     ) -> None:
         super().__init__(sampler, source, **params)
-        self._steps = steps
+        self._steps, self._even = steps, batch_size
         self._axis = self._layout.find("N")
-        self._even = (
-            batch_size,
-            *(
-                [_resized(desc, self._axis, batch_size) for desc in part]
-                for part in (self.provide_data, self.provide_label)
-            ),
-        )
         self._show_even()
 
     def next(self) -> DataBatch:
@@ -283,9 +245,8 @@ class BalancedIter(PlannedIter):
             StopIteration: The epoch has ended; `reset` lets the next one begin.
             ValueError: No gradients were pushed for the batch before.
         """
-        if not self._steps.in_own_thread:
+        if not self._steps.begin_draw():
             return _Unplanned()
-        self._steps.begin_draw()
         try:
             batch = super().next()
         finally:
@@ -299,7 +260,11 @@ class BalancedIter(PlannedIter):
         super().reset()
 
     def _show_even(self) -> None:
-        self.batch_size, self.provide_data, self.provide_label = self._even
+        self.batch_size = self._even
+        self.provide_data, self.provide_label = (
+            [_resized(desc, self._axis, self._even) for desc in part]
+            for part in (self.provide_data, self.provide_label)
+        )
 
 
 class _Unplanned:
@@ -311,6 +276,21 @@ class _Unplanned:
             "plan of a batch is known when the update before it is made: leave PrefetchingIter and "
             "other threads out"
         )
+
+
+def _warn_of_batch_norm(optimizer: Optimizer | None) -> None:
+    """Warns of batch normalisation, if Module has created the optimizer, with its symbol."""
+    info = getattr(optimizer, "sym_info", ())
+    nodes = info[0] if info else {}
+    for name, own in nodes.items():
+        layer = nodes.get(name[:-11] + "fwd", {})  # gluon's variables have no options of the layer
+        is_fixed = {**own, **layer}.get("use_global_stats") == "True"
+        if name.endswith(("_moving_var", "_running_var")) and not is_fixed:
+            logger.warning(
+                "BatchNorm normalises each worker's batch separately, so that the result depends "
+                "on how the batch is split"
+            )
+            return
 
 
 def _resized(desc: DataDesc, axis: int, size: int) -> DataDesc:

@@ -11,7 +11,8 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,10 +23,9 @@ from mxnet import gluon
 
 from lbbsp_core.runtime.exchange.collectives import gather_bytes, weighted_mean
 from lbbsp_core.runtime.exchange.digest import Digest
-from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.extensions.settings import Setting, Settings, SettingsComparison
 from lbbsp_core.runtime.extensions.weights import WeightComparison
-from lbbsp_mx.fence import wait_for
 from lbbsp_mx.parameters import exchange_whole, is_sparse, network_of
 
 if TYPE_CHECKING:
@@ -50,16 +50,14 @@ class _Row(NamedTuple):
 
     Args:
         call: What it does now: an index of `_CALLS`, and so many times more the trainer's number.
-        bits: Hash of the bits of all parameters.
+        bits: Hash of the bits of all parameters that have values.
         digest: Digest of the parameters that are learned, as an integer.
-        unknown: Fingerprint of the numbers of those without values, because shapes are unknown.
         others: Digest of parameters of the network that the trainer does not have; 0 before a step.
     """
 
     call: int
     bits: int
     digest: int
-    unknown: int
     others: int
 
 
@@ -102,9 +100,17 @@ class Agreement:
             return
         self._has_drawn = True
         rows = self._gather(_DRAW)
-        if any(row != rows[0] for row in rows) or self._has_news():
-            self._warn(rows)
-            self._broadcast(rows)
+        are_sent = all(param._deferred_init for param in self._trainer.unsent)
+        if are_sent and all(row == rows[0] for row in rows):
+            return
+        others = _differing([row.digest for row in rows])
+        if others and self._session.rank == 0:
+            logger.warning(
+                "parameters of %s have been changed since the trainer was created: they are "
+                "replaced by those of worker 0 before the first batch",
+                _workers(others),
+            )
+        self._broadcast()
 
     def broadcast(self) -> None:
         """Sends the parameters of worker 0 to all workers; a collective between two steps."""
@@ -112,19 +118,19 @@ class Agreement:
             return
         self._session.finish_barrier()
         with self._session.excluded_wait():
-            self._broadcast(self._gather(_BROADCAST))
+            self._gather(_BROADCAST)
+            self._broadcast()
 
     def begin_step(self) -> None:
         """Compares parameters and settings; call it in each step, before the sums."""
         if self._session.workers == 1:
             return
-        if self._compared:
-            self._session.extensions[SettingsComparison].compare(self._settings, REMEDY)
         if not self._has_stepped:
             self._has_stepped = True
             with self._session.excluded_wait():
                 self._check_first()
         if self._compared:
+            self._session.extensions[SettingsComparison].compare(self._settings, REMEDY)
             now = ends_epoch(self._session, self._session.step)
             self._session.extensions[WeightComparison].compare(self._weights, now=now)
 
@@ -152,8 +158,7 @@ class Agreement:
         Differences up to rounding do not matter for the gradients, and are removed.
         """
         rows = self._gather(_STEP)
-        others = _differing([row.digest for row in rows])
-        if others or any(row.unknown != rows[0].unknown for row in rows):
+        if others := _differing([row.digest for row in rows]):
             raise DisagreementError(
                 f"parameters of {_workers(others)} differ from those of worker 0 in the first "
                 "step, when gradients have been computed by them: load or initialise parameters "
@@ -168,7 +173,7 @@ class Agreement:
                 "with grad_req='null' if they are not to be trained"
             )
         if any(row.bits != rows[0].bits for row in rows):
-            self._broadcast(rows)
+            self._broadcast()
 
     def _others(self) -> list[gluon.Parameter]:
         """Returns further parameters of the network, without statistics of its layers."""
@@ -177,14 +182,22 @@ class Agreement:
         return [param for param in others if param._data is not None and param._differentiable]
 
     def _gather(self, call: int) -> list[_Row]:
+        """Tells the others what this worker does now, and returns what each of them tells."""
         seen = blake2b(digest_size=6)
-        digest = Digest.of(self._read(seen.update)).to_integer()
+
+        def learned() -> Iterator[npt.NDArray[Any]]:
+            for param, is_learned in zip(self._trainer.params, self._learned, strict=True):
+                if not param._deferred_init:
+                    array = np.ascontiguousarray(param.list_data()[0].asnumpy())
+                    seen.update(array.data)
+                    if is_learned:
+                        yield array
+
+        digest = Digest.of(learned()).to_integer()
         bits = int.from_bytes(seen.digest(), "big")
-        params = self._trainer.params
-        unknown = fingerprint(repr([i for i, param in enumerate(params) if param._deferred_init]))
         others = self._others() if call == _STEP else []
         of_others = Digest.of(param._data[0].asnumpy() for param in others).to_integer()
-        row = _Row(call + self.number * len(_CALLS), bits, digest, unknown, of_others)
+        row = _Row(call + self.number * len(_CALLS), bits, digest, of_others)
         rows = [_Row(*each) for each in self._session.collectives.all_gather(row)]
         for rank, other in enumerate(rows):
             if other.call != rows[0].call:
@@ -194,16 +207,18 @@ class Agreement:
                 )
         return rows
 
-    def _broadcast(self, rows: Sequence[_Row]) -> None:
-        if any(row.unknown != rows[0].unknown for row in rows):
-            self._share_shapes()
+    def _broadcast(self) -> None:
+        self._share_shapes()
         waiting = {id(param) for param in self._trainer.unsent}
         self._trainer.send()  # sends those that the servers do not know yet
-        store, params = self._trainer.store, self._trainer.params
-        with store.waiting("for the parameters of worker 0"):
-            for number, param in enumerate(params):
-                if id(param) not in waiting and not param._deferred_init:
-                    _send(store, number, param)
+        store = self._trainer.store
+        for number, param in enumerate(self._trainer.params):
+            if id(param) in waiting or param._deferred_init:
+                continue
+            if is_sparse(param):
+                exchange_whole(param, partial(store.broadcast, number))
+            else:
+                store.broadcast(number, param.list_data()[0], param.list_data())
 
     def _share_shapes(self) -> None:
         """Creates parameters that another worker has created, because it knows their shapes."""
@@ -216,28 +231,6 @@ class Agreement:
                 vars(param).pop("_finish_deferred_init", None)  # which would send it at once
                 param.shape = tuple(known[0])
                 param._finish_deferred_init()
-
-    def _warn(self, rows: Sequence[_Row]) -> None:
-        others = _differing([row.digest for row in rows])
-        if others and self._session.rank == 0:
-            logger.warning(
-                "parameters of %s have been changed since the trainer was created: they are "
-                "replaced by those of worker 0 before the first batch",
-                _workers(others),
-            )
-
-    def _read(self, take_bits: Callable[[memoryview], None]) -> Iterator[npt.NDArray[Any]]:
-        """Yields the parameters that are learned; `take_bits` is given the bits of all."""
-        for param, is_learned in zip(self._trainer.params, self._learned, strict=True):
-            if not param._deferred_init:
-                array = np.ascontiguousarray(param.list_data()[0].asnumpy())
-                take_bits(array.data)
-                if is_learned:
-                    yield array
-
-    def _has_news(self) -> bool:
-        """True if parameters have been loaded whose shapes were unknown; the same on all."""
-        return any(not param._deferred_init for param in self._trainer.unsent)
 
     # Settings and metrics
 
@@ -259,23 +252,21 @@ class Agreement:
 
     def _settings(self) -> Settings:
         """Returns what updates depend on, besides the gradients, of all trainers of the session."""
-        if len(self._compared) == 1:
-            return self._own_settings()
+        several = len(self._compared) > 1
         return {
-            f"{name} of trainer {number}": value
+            f"{name} of trainer {number}" if several else name: value
             for number, each in enumerate(self._compared)
             for name, value in each._own_settings().items()
         }
 
     def _own_settings(self) -> dict[str, Setting]:
         optimizer, params = self._trainer.optimizer, self._trainer.params
-        updates = optimizer.num_update
-        schedule = optimizer.lr_scheduler
+        updates, schedule = optimizer.num_update, optimizer.lr_scheduler
         settings: dict[str, Setting] = {
             # The rate of the coming update: a schedule may not be defined for update 0.
             "learning rate": float(optimizer.lr if schedule is None else schedule(updates + 1)),
             "number of updates": updates,
-            "rescale_grad": float(self._trainer.scale()),
+            "rescale_grad": float(self._trainer.scale),
             "lr_mult of parameters": _factors(param.lr_mult for param in params),
             "wd_mult of parameters": _factors(param.wd_mult for param in params),
             "grad_req of parameters": ", ".join(
@@ -285,11 +276,8 @@ class Agreement:
             )
             or "as at the start",
         }
-        for name in self._hyperparameters:
-            value = getattr(optimizer, name, None)
-            if isinstance(value, bool | int | float):
-                settings[name] = value
-        return settings
+        own = ((name, getattr(optimizer, name, None)) for name in self._hyperparameters)
+        return settings | {name: each for name, each in own if isinstance(each, bool | int | float)}
 
 
 def ends_epoch(session: PipelinedSession, step: int) -> bool:
@@ -309,23 +297,6 @@ def _differing(values: Sequence[int]) -> list[int]:
     return [rank for rank, each in enumerate(digests) if not each.is_close(digests[0])]
 
 
-def _send(store: Any, number: int, param: gluon.Parameter) -> None:
-    """Replaces a parameter by that of worker 0: the sum of its values and of zeros elsewhere."""
-
-    def exchange(values: mx.nd.NDArray, out: Sequence[mx.nd.NDArray]) -> None:
-        share = values.copy()
-        if store.rank > 0:
-            share[:] = 0
-        store.pushpull(number, [share], out=list(out))
-        # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
-        wait_for(out)
-
-    if is_sparse(param):
-        exchange_whole(param, exchange)
-    else:
-        exchange(param.list_data()[0], param.list_data())
-
-
 def _factors(values: Iterable[float]) -> str:
     """Returns the factors that are not 1, with the numbers of their parameters."""
     others = (f"{number}: {value:g}" for number, value in enumerate(values) if value != 1)
@@ -334,12 +305,9 @@ def _factors(values: Iterable[float]) -> str:
 
 def _hyperparameters(optimizer: mx.optimizer.Optimizer) -> list[str]:
     """Returns the names of the optimizer's arguments, which it keeps under the same names."""
-    constructors = (vars(each).get("__init__") for each in type(optimizer).__mro__[:-1])
-    names = {
-        name for each in constructors if each is not None
-        for name in inspect.signature(each).parameters
-    }  # fmt: skip
-    return sorted(name for name in names - _VARYING if hasattr(optimizer, name))
+    signatures = (inspect.signature(kind.__init__) for kind in type(optimizer).__mro__)
+    names = {name for each in signatures for name in each.parameters} - _VARYING
+    return sorted(name for name in names if hasattr(optimizer, name))
 
 
 def _workers(ranks: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -10,14 +11,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 import mxnet as mx
-import numpy as np
 
 from lbbsp_core.runtime.reliability.activity import Activity, describe
 from lbbsp_core.runtime.reliability.heartbeat import WIDTH, Beat
 
 _SUSPECT_SECONDS: Final = 2.5  # without a new row, after which a worker may be the cause of a loss
 _WORKERS_PER_BEAT: Final = 16.0  # for which rows are posted every second
-_SUSPECT_WIDTH: Final = 3
+_NOBODY: Final = [0, 0, 0]  # in place of a worker's number from 1 on, its activity and its step
 
 
 class KeyBoard:
@@ -33,23 +33,21 @@ class KeyBoard:
     create the board at the same time. Calls of the store are made under `lock`.
     """
 
+    holder = "a parameter server"
+
     def __init__(
-        self,
-        native: mx.kv.KVStore,
-        keys: Sequence[int],
-        lock: AbstractContextManager[object],
+        self, native: mx.kv.KVStore, keys: Sequence[int], lock: AbstractContextManager[object]
     ) -> None:
-        self.holder = "a parameter server"
         self._native, self._keys, self._lock = native, list(keys), lock
         self._rank: int = native.rank
         self._busy = threading.Lock()
         self._closed = False
-        self._posted: tuple[float, Beat] | None = None
+        self._posted, self._posted_at = Beat(), -math.inf
         self._rows: dict[int, tuple[float, list[int]]] = {}
-        self._suspect: tuple[int, int, int] | None = None
+        self._suspect = _NOBODY
         self._answered = time.monotonic()
         with lock:
-            native.init(self._keys, [mx.nd.zeros(WIDTH + _SUSPECT_WIDTH) for _ in keys])
+            native.init(self._keys, [_zeros() for _ in keys])
         # A process must not fork while its engine works for a thread that the child lacks.
         os.register_at_fork(
             before=self._busy.acquire,
@@ -59,11 +57,13 @@ class KeyBoard:
 
     def post(self, row: Sequence[int]) -> None:
         """Replaces this worker's row, and waits until the servers have it."""
-        beat = Beat.of(row)
+        beat, before = Beat.of(row), self._posted
+        leaves = beat.activity == Activity.LEAVING and before.activity != Activity.LEAVING
         with self.using() as usable:
-            if usable and self._is_due(beat):
-                self._push([*row, *self._suspicion()])
-                self._posted = time.monotonic(), beat
+            late = time.monotonic() - self._posted_at >= self._interval
+            if usable and (late or leaves or beat.loss != before.loss):
+                self._push([*row, *self._suspect])
+                self._posted, self._posted_at = beat, time.monotonic()
 
     def read(self, rank: int) -> Sequence[int] | None:
         """Returns the row of a worker, or None if it has posted none."""
@@ -76,11 +76,9 @@ class KeyBoard:
             return None
         if rank not in self._rows or self._rows[rank][1] != row:
             self._rows[rank] = now, row
-        if self._rank == 0:
-            self._suspect = self._find_suspect(now)
-        elif rank == 0:
-            suspect, activity, step = row[WIDTH:]
-            self._suspect = (suspect - 1, activity, step) if suspect else self._find_suspect(now)
+        if self._rank == 0 or rank == 0:
+            told = row[WIDTH:]  # by worker 0
+            self._suspect = told if self._rank and any(told) else self._find_suspect(now)
         return row[:WIDTH]
 
     def explain(self) -> str:
@@ -88,10 +86,10 @@ class KeyBoard:
         seconds = time.monotonic() - self._answered
         if seconds > _SUSPECT_SECONDS + self._interval:
             return f"{self.holder} has not responded for {seconds:.0f} s"
-        if self._suspect is None:
+        number, *doing = self._suspect
+        if not number:
             return ""
-        rank, activity, step = self._suspect
-        return f"worker {rank} had not been heard of lately; it was {describe(activity, step)}"
+        return f"worker {number - 1} had not been heard of lately; it was {describe(*doing)}"
 
     def close(self, seconds: float = 5.0) -> None:
         """Ends the use of the store, after waiting for a call that is running."""
@@ -104,27 +102,13 @@ class KeyBoard:
         """Seconds between two posts."""
         return len(self._keys) / _WORKERS_PER_BEAT
 
-    def _is_due(self, beat: Beat) -> bool:
-        if self._posted is None:
-            return True
-        moment, before = self._posted
-        leaves = beat.activity == Activity.LEAVING and before.activity != Activity.LEAVING
-        return leaves or beat.loss != before.loss or time.monotonic() - moment >= self._interval
-
-    def _find_suspect(self, now: float) -> tuple[int, int, int] | None:
-        """Returns the worker whose row is the oldest, with its activity and step, if it is old."""
-        rank = min(self._rows, key=lambda each: self._rows[each][0])
-        changed, row = self._rows[rank]
+    def _find_suspect(self, now: float) -> list[int]:
+        """Returns the worker whose row is the oldest, if it is old."""
+        rank, (changed, row) = min(self._rows.items(), key=lambda item: item[1][0])
         if now - changed < _SUSPECT_SECONDS + 2 * self._interval:
-            return None
+            return _NOBODY
         beat = Beat.of(row[:WIDTH])
-        return rank, beat.activity, beat.step
-
-    def _suspicion(self) -> list[int]:
-        if self._rank or self._suspect is None:
-            return [0] * _SUSPECT_WIDTH
-        rank, activity, step = self._suspect
-        return [rank + 1, activity, step]
+        return [rank + 1, beat.activity, beat.step]
 
     @contextmanager
     def using(self) -> Iterator[bool]:
@@ -133,18 +117,20 @@ class KeyBoard:
             yield not self._closed
 
     def _push(self, row: Sequence[int]) -> None:
-        key = self._keys[self._rank]
         # Each push needs an array of its own, because MXNet also receives values of the key in it.
-        arrays = [mx.nd.zeros(len(row)) for _ in self._keys]
-        arrays[0] = mx.nd.array(np.array(row, np.float32))
+        arrays = [mx.nd.array(row), *(_zeros() for _ in self._keys[1:])]
         with self._lock:
             for array in arrays:
-                self._native.push(key, array)
+                self._native.push(self._keys[self._rank], array)
         for array in arrays:
             array.wait_to_read()
 
     def _pull(self, rank: int) -> list[int]:
-        row = mx.nd.zeros(WIDTH + _SUSPECT_WIDTH)
+        row = _zeros()
         with self._lock:
             self._native.pull(self._keys[rank], out=row)
         return [int(value) for value in row.asnumpy()]
+
+
+def _zeros() -> mx.nd.NDArray:
+    return mx.nd.zeros(WIDTH + len(_NOBODY))

@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lbbsp_core.runtime.checkpoint.checkpoint import (
-    Checkpoint,
-    newest_checkpoint,
-    read_checkpoint,
-    write_file,
-)
+from lbbsp_core.runtime.checkpoint import checkpoint as files
+from lbbsp_core.runtime.checkpoint import writer as writers
+from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint
 from lbbsp_core.runtime.checkpoint.schedule import CheckpointSchedule
 from lbbsp_core.runtime.checkpoint.serialization import Json
-from lbbsp_core.runtime.checkpoint.writer import (
-    CheckpointWriter,
-    Every,
-    claim_folder,
-    require_every,
-)
-from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
 from lbbsp_core.validate import require_path
+from lbbsp_mx.reliability import states
 from lbbsp_mx.reliability.agreement import ends_epoch
-from lbbsp_mx.reliability.gluon_states import PICKLE, load_gluon_states
-from lbbsp_mx.reliability.states import (
-    check_parameters,
-    optimizer_state,
-    parameter_arrays,
-    read_optimizer,
-    require_dense_weights,
-    restore_parameters,
-)
+from lbbsp_mx.reliability.liveness import say
 
 if TYPE_CHECKING:
     from lbbsp_core.runtime.loop.pipelined import PipelinedSession
@@ -45,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lbbsp.mx")
 
 _SESSION, _OPTIMIZER = "session: ", "optimizer: "  # in front of the names of arrays
-_ORDER = "gluon's order of the parameters (by name)"
+_PICKLE = b"\x80"  # first byte of the files of gluon's own trainer
 
 
 class Checkpoints:
@@ -57,17 +39,13 @@ class Checkpoints:
         self._trainer, self._session = trainer, session
         self._check_single = check_single  # raises an error if several trainers share the batches
         self.schedule = CheckpointSchedule(
-            session,
-            session.extensions[Stopping],
-            self._collect_regular,
-            self._say_left,
+            session, session.extensions[Stopping], self._collect_regular, self._say_left,
             is_idle=lambda: session.order is not None and not session.in_epoch,
             collect_own=lambda: self._or_warn(*session.save_state(alone=True)),
-        )
-        self._writers: dict[Path, CheckpointWriter] = {}
+        )  # fmt: skip
+        self._writers: dict[Path, writers.CheckpointWriter] = {}
         self._has_warned = False
-        self._unchecked: Checkpoint | None = None
-        self._where: object = None
+        self._unchecked: tuple[object, Checkpoint] | None = None  # whence, and what was loaded
 
     @property
     def regular(self) -> bool:
@@ -84,10 +62,10 @@ class Checkpoints:
         if self.regular and writer is self.schedule.writer:
             self.schedule.save()
         else:
-            state, arrays = self._session.save_state()
+            state = self._session.save_state()
             self._session.exclude_step()
             if self._session.rank == 0:
-                writer.start(self._checkpoint(state, arrays))
+                writer.start(self._checkpoint(*state))
         return writer.flush()
 
     def load(self, folder: str | Path) -> bool:
@@ -96,7 +74,7 @@ class Checkpoints:
         for writer in self._writers.values():
             writer.flush()
         self._session.any_worker(False)  # the others read after the file is complete
-        found = newest_checkpoint(folder)
+        found = files.newest_checkpoint(folder)
         self._check_same_file(folder, found)
         if found is None:
             return False
@@ -104,13 +82,13 @@ class Checkpoints:
         logger.info("continuing after step %d, from the checkpoint in %s", found.step, folder)
         return True
 
-    def resume(self, folder: str | Path, every: Every) -> bool:
+    def resume(self, folder: str | Path, every: writers.Every) -> bool:
         """Loads the newest checkpoint, then writes one regularly, and before this worker leaves."""
         require_path("folder", folder)
-        require_every(every, folder)
+        writers.require_every(every, folder)
         check_states(self._session.balancer)
-        require_dense_weights(self._trainer.params)
-        optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
+        states.require_dense_weights(self._trainer.params)
+        states.optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
         writer = self._writer_to(folder)
         found = self.load(folder)
         self.schedule.use(writer, every, self._session.step)
@@ -125,14 +103,14 @@ class Checkpoints:
             self._session.in_epoch = False
 
     def _collect_regular(self, writes: bool) -> Checkpoint | None:
-        state, arrays = self._session.save_state()
+        state = self._session.save_state()
         self._session.exclude_step()
-        return self._or_warn(state, arrays) if writes else None
+        return self._or_warn(*state) if writes else None
 
-    def _or_warn(self, session_state: Json, session_arrays: Any) -> Checkpoint | None:
+    def _or_warn(self, *session: Any) -> Checkpoint | None:
         """Returns a regular checkpoint; if the state cannot be saved, says so once."""
         try:
-            return self._checkpoint(session_state, session_arrays)
+            return self._checkpoint(*session)
         except ValueError as error:
             log = logger.debug if self._has_warned else logger.warning
             log("no checkpoint, and the training continues: %s", error)
@@ -140,51 +118,48 @@ class Checkpoints:
             return None
 
     def _say_left(self, failed: bool) -> None:
-        print(
-            f"lbbsp: worker {self._session.rank} leaves before step {self._session.step}, because "
-            "a worker got SIGTERM: start the job again to continue from the checkpoint in "
-            f"{self.schedule.writer.folder}"
-            + (", which is of an earlier step because none could be written" if failed else ""),
-            file=sys.stderr,
+        earlier = ", which is of an earlier step because none could be written" * failed
+        say(
+            f"worker {self._session.rank} leaves before step {self._session.step}, because a "
+            "worker got SIGTERM: start the job again to continue from the checkpoint in "
+            f"{self.schedule.writer.folder}{earlier}"
         )
 
     # File with the states of one worker
 
     def save_file(self, path: str | Path) -> None:
         """Writes the states of the optimizer and of this worker's balancer, without weights."""
-        write_file(
-            path, self._checkpoint(*self._session.save_state(alone=True), with_parameters=False)
-        )
+        state = self._session.save_state(alone=True)
+        files.write_file(path, self._checkpoint(*state, with_parameters=False))
         self._session.exclude_step()
 
     def load_file(self, path: str | Path) -> None:
-        """Continues from the states of `save_file`, or, a collective, from those of gluon."""
+        """Continues from the states of `save_file`."""
         with Path(path).open("rb") as stream:
-            is_of_gluon = stream.read(1) == PICKLE
-        if is_of_gluon:
-            order = self._trainer.order
-            handshake.compare(self._session.collectives, {_ORDER: fingerprint(repr(order))})
-            load_gluon_states(self._trainer, Path(path).read_bytes(), order, path)
-            self._session.exclude_step()
-        else:
-            self._restore(path, read_checkpoint(path))
+            if stream.read(1) == _PICKLE:
+                raise ValueError(
+                    f"{path} is a pickle, as gluon's own Trainer.save_states writes, and was not "
+                    "read, because a pickle can execute code: load the parameters alone, so that "
+                    "the optimizer's state begins anew, or save it by lbbsp_mx.Trainer.save_states"
+                )
+        self._restore(path, files.read_checkpoint(path))
 
     # Both
 
     def check_order(self) -> None:
         """Checks that the order, which is new, is that of the state that was loaded before it."""
-        if self._unchecked is not None and self._unchecked.step == self._session.step:
-            check_same_job(self._where, self._unchecked.facts, self._facts())
-        self._unchecked = None
+        unchecked, self._unchecked = self._unchecked, None
+        if unchecked is not None and unchecked[1].step == self._session.step:
+            check_same_job(unchecked[0], unchecked[1].facts, self._facts())
 
-    def _writer_to(self, folder: str | Path) -> CheckpointWriter:
+    def _writer_to(self, folder: str | Path) -> writers.CheckpointWriter:
         """Returns the writer to a folder, which worker 0 claims; a collective the first time."""
         folder = Path(folder)
         if folder not in self._writers:
-            writer, problem = CheckpointWriter(folder), ""
+            writer, problem = writers.CheckpointWriter(folder), ""
             try:
                 if self._session.rank == 0:
-                    claim_folder(folder.resolve())
+                    writers.claim_folder(folder.resolve())
             except ValueError as error:
                 problem = str(error)
             if self._session.any_worker(bool(problem)):
@@ -198,12 +173,10 @@ class Checkpoints:
     def _checkpoint(
         self, session_state: Json, session_arrays: Any, *, with_parameters: bool = True
     ) -> Checkpoint:
-        optimizer, optimizer_arrays = optimizer_state(self._trainer)
-        arrays = {
-            **{_SESSION + name: each for name, each in session_arrays.items()},
-            **{_OPTIMIZER + name: each for name, each in optimizer_arrays.items()},
-            **(parameter_arrays(self._trainer.params) if with_parameters else {}),
-        }
+        optimizer, optimizer_arrays = states.optimizer_state(self._trainer)
+        arrays = states.parameter_arrays(self._trainer.params) if with_parameters else {}
+        arrays |= {_SESSION + name: each for name, each in session_arrays.items()}
+        arrays |= {_OPTIMIZER + name: each for name, each in optimizer_arrays.items()}
         state: Json = {"session": session_state, "optimizer": optimizer}
         return Checkpoint(self._session.step, self._facts(), state, arrays)
 
@@ -216,34 +189,31 @@ class Checkpoints:
         here = self._facts() if has_session else _common(self._facts(), found.facts)
         known = found.facts if self._session.order is not None else _common(found.facts, here)
         check_same_job(where, known, here)
-        weights = {name: each for name, each in arrays.items() if name.startswith("parameter ")}
-        params = self._trainer.params
+        weights, params = _named(arrays, states.PARAMETER), self._trainer.params
         if weights:
-            check_parameters(where, params, weights)
-        restore = read_optimizer(self._trainer, state["optimizer"], _named(arrays, _OPTIMIZER))
+            states.check_parameters(where, params, weights)
+        own = state["optimizer"], _named(arrays, _OPTIMIZER)
+        restore = states.read_optimizer(self._trainer, *own)
         if weights:
-            restore_parameters(params, weights)  # gluon may drop its store, and its optimizer
+            states.restore_parameters(params, weights)  # gluon may drop its store and optimizer
             self._trainer.send()
         restore()
         if has_session:
             self._session.load_state(state["session"], _named(arrays, _SESSION))
-        self._unchecked = found if has_session and self._session.order is None else None
-        self._where = where
+        is_unchecked = has_session and self._session.order is None
+        self._unchecked = (where, found) if is_unchecked else None
         self.schedule.written = found.step
 
     def _check_same_file(self, folder: str | Path, found: Checkpoint | None) -> None:
         """Checks that all workers have read the same checkpoint; a collective."""
-        step = -1 if found is None else found.step
+        after = 0 if found is None else found.step + 1
         content = fingerprint(repr(found and (found.facts, found.state)))
-        rows = self._session.collectives.all_gather([step + 1, content])
+        rows = self._session.collectives.all_gather([after, content])
         if any(row != rows[0] for row in rows):
-            steps = ", ".join(
-                f"worker {rank} {f'that of step {after - 1}' if after else 'none'}"
-                for rank, (after, _) in enumerate(rows)
-            )
+            steps = ", ".join(str(after - 1) if after else "none" for after, _ in rows)
             raise DisagreementError(
-                f"the workers find different checkpoints in {folder} ({steps}): use a folder that "
-                "all workers share"
+                f"the workers find different checkpoints in {folder} (of steps {steps}, by rank): "
+                "use a folder that all workers share"
             )
 
 

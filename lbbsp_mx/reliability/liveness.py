@@ -28,12 +28,13 @@ class _Source:
     """What the sources of a `Watch` share in all processes.
 
     `transport` returns None before it runs. Only time in which this process was running counts as
-    silence of others. Subclasses look at a transport that is ready, or before it is, and then speak
-    every 15 s.
+    silence of others. Subclasses look at a transport that is ready, or before it is, and then have
+    something to say every 15 s.
     """
 
     def __init__(self, transport: Callable[[], Nodes | None], silence_seconds: float) -> None:
         self._transport, self._silence_seconds = transport, silence_seconds
+        self._silent = f"has given no sign of life for {silence_seconds:g} s"
         self._waited = 0.0  # for the start
 
     def look(self, seconds: float) -> str | None:
@@ -42,8 +43,10 @@ class _Source:
         if transport is not None and transport.is_ready():
             return self._look(transport, counted)
         before, self._waited = self._waited, self._waited + seconds
-        speaks = before // WAITING_SECONDS != self._waited // WAITING_SECONDS
-        return self._look_before_start(counted, speaks)
+        why, state = self._look_before_start(counted)
+        if why is None and before // WAITING_SECONDS != self._waited // WAITING_SECONDS:
+            say(state)
+        return why
 
 
 class SchedulerWatch(_Source):
@@ -74,31 +77,28 @@ class SchedulerWatch(_Source):
         self._quiet += seconds
         if self._quiet > _RECENT_SECONDS and self._answers() is False:
             self._refused += 1
-            if self._refused >= 2:
-                return self._ended()
-        if self._quiet > self._silence_seconds:
-            silent = f"has given no sign of life for {self._silence_seconds:g} s"
-            return f"the scheduler at {cluster.root()} {silent}"
-        return None
+        if self._refused >= 2:
+            return self._ended()
+        is_lost = self._quiet > self._silence_seconds
+        return f"the scheduler at {cluster.root()} {self._silent}" if is_lost else None
 
-    def _look_before_start(self, seconds: float, speaks: bool) -> str | None:
+    def _look_before_start(self, seconds: float) -> tuple[str | None, str]:
         answers = self._answers()
         self._has_answered = self._has_answered or bool(answers)
         gone = self._has_answered and answers is False
         self._refused = self._refused + seconds if gone else 0.0
+        waited, why = f"for {self._waited:.0f} s", None
         if self._refused > _CLOSED_SECONDS:
-            return self._ended()
-        if not self._has_answered and self._waited > self._answer_seconds:
-            return f"the scheduler at {cluster.root()} has not answered for {self._waited:.0f} s"
-        if speaks:
-            state = "it answers, and other processes have not connected to it yet"
-            if not answers:
-                state = "it does not answer: it has not started, or has ended (see its output)"
-            say(
-                f"waiting for {cluster.describe()} for {self._waited:.0f} s; the scheduler is to "
-                f"listen at {cluster.root()}: {state}"
-            )
-        return None
+            why = self._ended()
+        elif not self._has_answered and self._waited > self._answer_seconds:
+            why = f"the scheduler at {cluster.root()} has not answered {waited}"
+        state = "does not answer: it has not started, or has ended (see its output)"
+        if answers:
+            state = "answers, and other processes have not connected to it yet"
+        return why, (
+            f"waiting for {cluster.describe()} {waited}; the scheduler is to listen at "
+            f"{cluster.root()}: it {state}"
+        )
 
     def _ended(self) -> str:
         cause = self._explain() or "its own output may say why"
@@ -123,10 +123,9 @@ class NodesWatch(_Source):
         super().__init__(transport, silence_seconds)
         self._peers, self._names = peers, names
         self._quiet = dict.fromkeys(names, 0.0)
-        self._workers_beat = False
+        self._workers_beat = self.leaving = False
         self._looks: dict[Address, int] = {}
         self._connected: set[Address] = set()
-        self.leaving = False
         self._since_ready = self._short = 0.0
 
     def _look(self, transport: Nodes, seconds: float) -> str | None:
@@ -134,13 +133,11 @@ class NodesWatch(_Source):
         if self._since_ready < _REGISTERED_SECONDS:
             self._connected = max(self._connected, self._peers(), key=len)
         for node in self._names:
-            if transport.has_beaten(node):
-                self._quiet[node] = 0.0
-                late = self._since_ready > _REGISTERED_SECONDS
-                self._workers_beat = self._workers_beat or (late and worker_rank(node) is not None)
-            else:
-                self._quiet[node] += seconds
-        silent = self._longer(list(self._names), _RECENT_SECONDS)
+            beats = transport.has_beaten(node)
+            self._quiet[node] = 0.0 if beats else self._quiet[node] + seconds
+            if beats and self._since_ready > _REGISTERED_SECONDS and worker_rank(node) is not None:
+                self._workers_beat = True
+        silent = self._longer(self._names, _RECENT_SECONDS)
         return self._find_lost(silent) if silent else None
 
     def _find_lost(self, silent: list[int]) -> str | None:
@@ -155,40 +152,38 @@ class NodesWatch(_Source):
         closed = self._longer(silent, _RECENT_SECONDS + _CLOSED_SECONDS)
         all_silent = len(silent) == len(self._names)  # they may have left together, in order
         if closed and len(peers) < len(self._names) and not all_silent:
-            names = ", ".join(self._names[node] for node in closed)
             hosts = _hosts(self._connected - peers) or "it"
-            return f"{names} has ended without leaving the job: the connection from {hosts} is gone"
+            ended = f"has ended without leaving the job: the connection from {hosts} is gone"
+            return f"{self._named(closed)} {ended}"
         beating = [node for node in silent if self._workers_beat or worker_rank(node) is None]
         lost = self._longer(beating, self._silence_seconds)
         if not lost:
             return None
-        names = ", ".join(self._names[node] for node in lost)
-        why = f"{names} has given no sign of life for {self._silence_seconds:g} s"
+        why = f"{self._named(lost)} {self._silent}"
         for rank in map(worker_rank, lost):
             if rank is not None:
                 note_lost(rank, why)  # which the launcher names, and may leave out
         return why
 
-    def _longer(self, nodes: list[int], seconds: float) -> list[int]:
+    def _longer(self, nodes: Iterable[int], seconds: float) -> list[int]:
         return [node for node in nodes if self._quiet[node] > seconds]
 
-    def _look_before_start(self, seconds: float, speaks: bool) -> str | None:
+    def _named(self, nodes: Iterable[int]) -> str:
+        return ", ".join(self._names[node] for node in nodes)
+
+    def _look_before_start(self, seconds: float) -> tuple[str | None, str]:
         peers = self._peers()
         self._looks = {peer: self._looks.get(peer, 0) + 1 for peer in peers}
         lasting = {peer for peer, looks in self._looks.items() if looks >= _LASTING_LOOKS}
-        if len(lasting) > len(self._connected):
-            self._connected = lasting
+        self._connected = max(self._connected, lasting, key=len)
         self._short = self._short + seconds if len(peers) < len(self._connected) else 0.0
-        if self._short > _CLOSED_SECONDS:
-            hosts = _hosts(self._connected - peers)
-            return f"a worker or server at {hosts} has ended before {cluster.describe()} started"
-        if speaks:
-            count, hosts = len(lasting), _hosts(lasting)
-            say(
-                f"the scheduler has waited {self._waited:.0f} s for {cluster.describe()}: {count} "
-                f"of {len(self._names)} processes have connected" + (f" ({hosts})" if count else "")
-            )
-        return None
+        gone, job = _hosts(self._connected - peers), cluster.describe()
+        ended = f"a worker or server at {gone} has ended before {job} started"
+        count, hosts = len(lasting), f" ({_hosts(lasting)})" if lasting else ""
+        return ended if self._short > _CLOSED_SECONDS else None, (
+            f"the scheduler has waited {self._waited:.0f} s for {job}: {count} of "
+            f"{len(self._names)} processes have connected{hosts}"
+        )
 
 
 def _hosts(peers: Iterable[Address]) -> str:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
 from mxnet import gluon
 
 
-@dataclass(frozen=True)
 class TrainerParts:
     """Parts of a gluon trainer, whose private names only this file and the trainer read."""
 
-    trainer: gluon.Trainer
-    params: Sequence[gluon.Parameter]
-    optimizer: mx.optimizer.Optimizer
-    contexts: Sequence[mx.Context]
-    store: Any
-    mean_loss: bool
-    order: Sequence[int]  # of the parameters in gluon's own, by their numbers
-    scale: Callable[[], float]  # of gradients beside the batch size, as that of mixed precision
+    def __init__(self, trainer: gluon.Trainer, store: Any, *, mean_loss: bool) -> None:
+        self.trainer, self.store, self.mean_loss = trainer, store, mean_loss
+        self.params: list[gluon.Parameter] = trainer._params
+        self.optimizer: mx.optimizer.Optimizer = trainer._optimizer
+        self.contexts: list[mx.Context] = trainer._contexts
+
+    @property
+    def scale(self) -> float:
+        """Scale of gradients beside the batch size, as that of mixed precision."""
+        return self.trainer._scale
 
     @property
     def unsent(self) -> list[gluon.Parameter]:

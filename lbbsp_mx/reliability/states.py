@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import mxnet as mx
 import numpy as np
@@ -19,6 +19,11 @@ from mxnet import gluon
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json, from_json, records_of, to_json
 from lbbsp_mx.parameters import is_sparse
 from lbbsp_mx.reliability.parts import TrainerParts
+
+Params: TypeAlias = Sequence[gluon.Parameter]
+
+PARAMETER = "parameter "
+"""In front of the names of arrays of parameters, their positions."""
 
 _DERIVED = frozenset(
     {
@@ -67,31 +72,20 @@ def optimizer_state(trainer: TrainerParts) -> tuple[Json, Arrays]:
     return state, arrays
 
 
-def restore_optimizer(
-    trainer: TrainerParts, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
-) -> None:
-    """Gives a trainer's optimizer the state of `optimizer_state`.
+def read_optimizer(trainer: TrainerParts, state: Json, arrays: Arrays) -> Callable[[], None]:
+    """Reads the state of `optimizer_state`; returns a function that gives it to the optimizer.
 
-    Nothing changes if it is of another optimizer, or cannot be read.
+    Nothing has changed if it is of another optimizer, or cannot be read.
     """
-    read_optimizer(trainer, state, arrays)()
-
-
-def read_optimizer(
-    trainer: TrainerParts, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
-) -> Callable[[], None]:
-    """Reads the state of `optimizer_state`; returns a function that gives it to the optimizer."""
-    owners = _owners(trainer)
+    owners, found = _owners(trainer), cast(Any, state)
 
     def read(value: Json) -> Any:
         return _of_mxnet(from_json(value, arrays, _RECORDS), trainer.contexts[0])
 
     try:
-        found: Any = state
-        objects = list(zip(owners.items(), found["objects"], strict=True))
         attributes = [
             {name: read(value) for name, value in _checked(what, owner, saved).items()}
-            for (what, owner), saved in objects
+            for (what, owner), saved in zip(owners.items(), found["objects"], strict=True)
         ]
         # Every device gets arrays of its own.
         states = [dict(read(found["states"])) for _ in trainer.device_updaters]
@@ -111,13 +105,19 @@ def read_optimizer(
     return restore
 
 
-def parameter_arrays(params: Sequence[gluon.Parameter]) -> Arrays:
-    """Returns the values of all parameters by their positions."""
+def parameter_arrays(params: Params) -> Arrays:
+    """Returns the values of all parameters, by `PARAMETER` and their positions."""
     require_dense_weights(params)
-    return {f"parameter {i}": _value(param) for i, param in enumerate(params)}
+    for param in params:
+        if param._data is None:
+            raise ValueError(
+                f"parameter {param.name} has no value yet: save after the first batch, or give the "
+                "layers their input sizes (in_units, in_channels)"
+            )
+    return {f"{PARAMETER}{i}": param.list_data()[0].asnumpy() for i, param in enumerate(params)}
 
 
-def require_dense_weights(params: Sequence[gluon.Parameter]) -> None:
+def require_dense_weights(params: Params) -> None:
     """Raises an error if a parameter is sparse, whose values gluon does not give as a whole."""
     for param in params:
         if is_sparse(param):
@@ -128,24 +128,18 @@ def require_dense_weights(params: Sequence[gluon.Parameter]) -> None:
             )
 
 
-def check_parameters(
-    where: object, params: Sequence[gluon.Parameter], arrays: Mapping[str, npt.NDArray[Any]]
-) -> None:
-    """Raises ValueError if the arrays of `parameter_arrays` are those of another network."""
-    saved = sum(name.startswith("parameter ") for name in arrays)
-    if saved != len(params):
+def check_parameters(where: object, params: Params, arrays: Arrays) -> None:
+    """Raises ValueError if the arrays, by position, are those of another network."""
+    if len(arrays) != len(params):
         raise ValueError(
-            f"{where} holds {saved} parameters, and the trainer has {len(params)}: create the "
-            "network of the checkpoint, and pass the same parameters to the trainer"
+            f"{where} holds {len(arrays)} parameters, and the trainer has {len(params)}: create "
+            "the network of the checkpoint, and pass the same parameters to the trainer"
         )
     for number, param in enumerate(params):
-        array = arrays[f"parameter {number}"]
-        known = param.shape or ()
-        same_shape = not known or (
-            len(known) == array.ndim
-            and all(map(lambda ours, theirs: ours in (0, -1, theirs), known, array.shape))
-        )
-        if not same_shape or np.dtype(param.dtype) != array.dtype:
+        array, known = arrays[str(number)], param.shape or ()
+        sides = zip(known, array.shape, strict=False)
+        is_same = len(known) in (0, array.ndim) and all(a in (0, -1, b) for a, b in sides)
+        if not is_same or np.dtype(param.dtype) != array.dtype:
             raise ValueError(
                 f"{where} is of another network: parameter {number} ({param.name}) had the shape "
                 f"{array.shape} and type {array.dtype}, and has {param.shape} and "
@@ -153,24 +147,12 @@ def check_parameters(
             )
 
 
-def restore_parameters(
-    params: Sequence[gluon.Parameter], arrays: Mapping[str, npt.NDArray[Any]]
-) -> None:
-    """Gives the parameters the values of `parameter_arrays`, on all devices."""
+def restore_parameters(params: Params, arrays: Arrays) -> None:
+    """Gives the parameters the values in arrays, by position, on all devices."""
     create = mx.np.array if mx.util.is_np_array() else mx.nd.array
     for number, param in enumerate(params):
-        array = arrays[f"parameter {number}"]
+        array = arrays[str(number)]
         param._load_init(create(array, dtype=array.dtype), None)
-
-
-def _value(param: gluon.Parameter) -> npt.NDArray[Any]:
-    if param._data is None:
-        raise ValueError(
-            f"parameter {param.name} has no value yet: save after the first batch, or give the "
-            "layers their input sizes (in_units, in_channels)"
-        )
-    value: npt.NDArray[Any] = param.data(param.list_ctx()[0]).asnumpy()
-    return value
 
 
 def _share_counts(trainer: TrainerParts) -> None:
@@ -212,14 +194,11 @@ def _inner_schedules(what: str, schedule: object, seen: list[object]) -> dict[st
 
 def _schedules_in(value: object) -> dict[str, object]:
     """Returns the schedules of which an attribute consists, by their places in it, or nothing."""
-    if isinstance(value, mx.lr_scheduler.LRScheduler):
-        return {"": value}
+    places = {"": value}
+    if isinstance(value, list | tuple):
+        value = dict(enumerate(value))
     if isinstance(value, dict):
         places = {f"[{key!r}]": each for key, each in value.items()}
-    elif isinstance(value, (list, tuple)):
-        places = {f"[{number}]": each for number, each in enumerate(value)}
-    else:
-        places = {}
     only = all(isinstance(each, mx.lr_scheduler.LRScheduler) for each in places.values())
     return places if only else {}
 

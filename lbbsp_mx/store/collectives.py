@@ -12,7 +12,7 @@ import numpy as np
 from lbbsp_core.runtime.exchange.protocol import Row, pack, unpack
 from lbbsp_core.runtime.loop.pipelined import Rows
 from lbbsp_core.runtime.reliability.activity import Activity
-from lbbsp_mx.fence import wait_for
+from lbbsp_mx.fence import arrays_in, wait_for
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.script_keys import LARGEST_KEY
 
@@ -24,6 +24,14 @@ Arrays: TypeAlias = "mx.nd.NDArray | Sequence[mx.nd.NDArray]"
 
 _FEW = 64
 """Width up to which gathered rows are not padded to a power of two."""
+
+
+def share_of(values: Arrays, rank: int) -> mx.nd.NDArray:
+    """Returns a worker's share of a sum that is the value of worker 0."""
+    share = next(arrays_in(values)).copy()  # of values on several devices the first one counts
+    if rank > 0:  # not a product with 0, which is NaN where the value is
+        share[:] = 0
+    return share
 
 
 class StoreCollectives:
@@ -108,26 +116,31 @@ class TrainerStore(StoreCollectives):
 
     def __init__(self, store: SharedStore) -> None:
         super().__init__(store.native, store.waiting)
-        if not store.distributed:
+        if store.distributed:
+            runtime().require_exact_sums("the trainer")
+        else:
             self._native = mx.kv.create(store.kind)  # the store's own keys may be texts
-        elif runtime().compresses:
-            raise ValueError(
-                "the trainer needs exact sums, and gradient compression was set on the store: "
-                "leave out set_gradient_compression"
-            )
-        runtime().has_trainer |= store.distributed
         self.type = store.type  # which gluon reads
 
-    def broadcast(self, key: Hashable, value: Arrays, out: Arrays, priority: int = 0) -> None:
-        """Sends the value of worker 0 to all workers, and waits for it; a collective."""
+    def broadcast(
+        self, key: Hashable, value: Arrays, out: Arrays | None = None, priority: int = 0
+    ) -> None:
+        """Sends the value of worker 0 to all workers, in place if `out` is None; a collective.
+
+        A key can be sent again. Waits until the values have arrived.
+        """
+        out = value if out is None else out
         # The lock must not be held for long: the value may depend on a layer that gathers, or be
         # queued behind one that does, because operators share memory.
         with self.waiting("for the values of the parameters"):
             wait_for((value, out))
         self.barrier()
         with self._meeting("for the parameters of worker 0"):
-            with runtime().lock:
-                self._native.broadcast(self._key(key), value, out, priority)
+            if key in self._keys:  # which MXNet introduces once: the others add zeros to the value
+                self.pushpull(key, share_of(value, self.rank), out)
+            else:
+                with runtime().lock:
+                    self._native.broadcast(self._key(key), value, out, priority)
             # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
             wait_for(out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import mxnet as mx
 from mxnet.base import MXNetError
@@ -13,34 +13,29 @@ from mxnet.base import MXNetError
 from lbbsp_core.runtime.exchange.collectives import gather_bytes
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_mx import cluster
-from lbbsp_mx.fence import arrays_in, wait_for
-from lbbsp_mx.store.collectives import StoreCollectives
-from lbbsp_mx.store.native import ALIASES, ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS, runtime
+from lbbsp_mx.fence import wait_for
+from lbbsp_mx.store.collectives import StoreCollectives, share_of
+from lbbsp_mx.store.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS, NAME, kind_of, runtime
 from lbbsp_mx.store.script_keys import Keys, ScriptKeys, flat
 from lbbsp_mx.store.server_optimizer import ScriptOptimizer
 
 KINDS = (*DISTRIBUTED, ASYNCHRONOUS, *IN_ONE_PROCESS)
-NAME = "lbbsp"
-"""Name in MXNet's registry; ``lbbsp_KIND`` gives the store of a kind."""
-
 GLUON_NAME = "dist_lbbsp"
 """Its name for stock gluon Trainers, which on one device ignore names without "dist" in them."""
 
 
-class PushedSteps(Protocol):
-    """Steps of a training that pushes gradients to a store, and pulls the new weights."""
+class PushedSteps:
+    """Steps of a training that pushes gradients, and pulls the new weights; here none."""
 
     def scaled(self, key: Keys, value: Any, optimizer: mx.optimizer.Optimizer | None) -> Any:
         """Returns the gradients to push in place of `value`."""
-        ...
+        return value
 
     def exchanged(self, key: Keys, pulled: Any = None) -> None:
         """Notes that keys were pushed, or pulled into the arrays `pulled`."""
-        ...
 
     def close(self) -> None:
         """Ends the last step."""
-        ...
 
 
 class SharedStore(mx.kv.KVStore):
@@ -58,31 +53,23 @@ class SharedStore(mx.kv.KVStore):
         wait_seconds: float = 1800.0,
     ) -> None:
         self.kind = _checked(kind)
-        native = kind.native if isinstance(kind, SharedStore) else kind
-        if isinstance(native, str):
-            native = self.kind
-        self.native = runtime().native(native, start_seconds)
+        self.distributed = self.kind not in IN_ONE_PROCESS
+        given = self.kind if isinstance(kind, str) else getattr(kind, "native", kind)
+        self.native = runtime().native(given, start_seconds)
         super().__init__(self.native.handle)
         # Ends the process if the wait inside the context takes too long.
-        self.waiting = partial(
-            runtime().waiting, self.native.rank, wait_seconds, owner="lbbsp_mx.KVStore"
-        )
-        self._keys = ScriptKeys(runtime().taken)
-        self._sent: set[Any] = set()  # keys of a store in one process
+        self.waiting = partial(runtime().waiting, wait_seconds, owner="lbbsp_mx.KVStore")
+        # In one process MXNet takes the script's keys themselves.
+        self._keys = ScriptKeys(runtime().taken if self.distributed else set())
         self._compression: Mapping[str, object] = {}
         self._collectives = StoreCollectives(self.native, self.waiting)
         self._optimizer: mx.optimizer.Optimizer | None = None
-        self._has_pushed = False  # since the optimizer was set
-        self._sent_indices: dict[int, int] = {}
-        self._steps: PushedSteps | None = None
+        # Of the keys, as the optimizer has got them; None once values were pushed.
+        self._sent_indices: dict[int, int] | None = None
+        self._steps = PushedSteps()
 
     def __del__(self) -> None:
         """Leaves the handle to the native store, which frees it."""
-
-    @property
-    def distributed(self) -> bool:
-        """True if the store has several processes."""
-        return self.kind not in IN_ONE_PROCESS
 
     @property
     def type(self) -> str:
@@ -109,8 +96,8 @@ class SharedStore(mx.kv.KVStore):
             DisagreementError: Workers introduce different keys.
             ValueError: The process has an `lbbsp_mx.AsyncTrainer`, whose keys these would be.
         """
-        with self._introducing("init", key, value) as number:
-            super().init(number(key), value)
+        with self._introducing("init", key, value) as native:
+            super().init(native, value)
 
     def broadcast(self, key: Keys, value: Any, out: Any, priority: int = 0) -> None:
         """Sends the values of worker 0 to all workers, and waits for them; a collective.
@@ -121,11 +108,17 @@ class SharedStore(mx.kv.KVStore):
             MXNetError: Some of the keys exist already, or an optimizer updates them.
             DisagreementError: Workers send different keys.
         """
-        if self._exists(key):
+        unknown = self._keys.unknown(key)
+        if not unknown:
             self._send_again(key, value, out, priority)
+        elif len(unknown) < len(all_keys := list(flat(key))):
+            raise MXNetError(
+                f"broadcast must get keys that are all new or all known, and {unknown[0]!r} is "
+                f"new among {all_keys}: send them in two calls"
+            )
         else:
-            with self._introducing("broadcast", key, (value, out)) as number:
-                super().broadcast(number(key), value, out, priority)
+            with self._introducing("broadcast", key, (value, out)) as native:
+                super().broadcast(native, value, out, priority)
         # MXNet orders operations by array, not by key: a gradient could overtake the value.
         with self.waiting("for the values of worker 0"):
             wait_for(out)
@@ -133,17 +126,17 @@ class SharedStore(mx.kv.KVStore):
     def push(self, key: Keys, value: Any, priority: int = 0) -> None:
         """Pushes values: the servers sum those of all devices and workers."""
         self._before_push()
-        with self._using(key) as number:
-            super().push(number(key), self._scaled(key, value), priority)
-        self._exchanged(key)
+        with self._using(key) as native:
+            super().push(native, self._steps.scaled(key, value, self._optimizer), priority)
+        self._steps.exchanged(key)
 
     def pull(
         self, key: Keys, out: Any = None, priority: int = 0, ignore_sparse: bool = True
     ) -> None:
         """Pulls the newest values into `out`."""
-        with self._using(key) as number:
-            super().pull(number(key), out, priority, ignore_sparse)
-        self._exchanged(key, out)
+        with self._using(key) as native:
+            super().pull(native, out, priority, ignore_sparse)
+        self._steps.exchanged(key, out)
 
     def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sums values over devices and workers, in place if `out` is None."""
@@ -153,17 +146,17 @@ class SharedStore(mx.kv.KVStore):
             self.pull(key, into, priority)
             return
         self._before_push()
-        scaled = self._scaled(key, value)
-        with self._using(key) as number:
-            super().pushpull(number(key), scaled, into, priority)
-        self._exchanged(key, into)
+        scaled = self._steps.scaled(key, value, self._optimizer)
+        with self._using(key) as native:
+            super().pushpull(native, scaled, into, priority)
+        self._steps.exchanged(key, into)
 
     def row_sparse_pull(
         self, key: Keys, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:
         """Pulls the rows `row_ids` of ``row_sparse`` values into `out`."""
-        with self._using(key) as number:
-            super().row_sparse_pull(number(key), out, priority, row_ids)
+        with self._using(key) as native:
+            super().row_sparse_pull(native, out, priority, row_ids)
 
     # Options
 
@@ -180,8 +173,8 @@ class SharedStore(mx.kv.KVStore):
             super().set_optimizer(optimizer)
             return
         _refuse_beside_async_trainer()
-        self._has_pushed = False
         self._send_optimizer(optimizer)
+        self._sent_indices = self._keys.indices
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
         """Compresses what is pushed from now on; a collective if the store is distributed.
@@ -226,7 +219,6 @@ class SharedStore(mx.kv.KVStore):
                 super().set_optimizer(ScriptOptimizer(optimizer, self._keys.indices))
         self.barrier()
         runtime().optimizer_of = "KVStore"
-        self._sent_indices = self._keys.indices
 
     def _before_push(self) -> None:
         """Sends the indices of keys that were introduced after the optimizer, as by Module.
@@ -234,52 +226,28 @@ class SharedStore(mx.kv.KVStore):
         Only before the first push, because the servers then begin with new states, and only where
         all workers push together.
         """
-        if self._optimizer is None or self.kind not in DISTRIBUTED or self._has_pushed:
-            return
-        self._has_pushed = True
-        indices = self._keys.indices
-        if indices != self._sent_indices and any(key != index for key, index in indices.items()):
+        sent, self._sent_indices = self._sent_indices, None
+        if self.kind in DISTRIBUTED and sent not in (None, self._keys.indices):
             self._send_optimizer(self._optimizer)
 
-    def _scaled(self, key: Keys, value: Any) -> Any:
-        """Returns gradients as a balanced store pushes them."""
-        if self._steps is None:
-            return value
-        return self._steps.scaled(key, value, self._optimizer)
-
-    def _exchanged(self, key: Keys, pulled: Any = None) -> None:
-        if self._steps is not None:
-            self._steps.exchanged(key, pulled)
-
-    def _exists(self, key: Keys) -> bool:
-        if not self.distributed:
-            return self._sent.issuperset(flat(key))
-        try:
-            return self._keys.has(key)
-        except KeyError as error:
-            raise MXNetError(
-                f"broadcast must get keys that are all new or all known, and {error.args[0]!r} is "
-                f"new among {list(flat(key))}: send them in two calls"
-            ) from None
-
     @contextmanager
-    def _introducing(self, what: str, key: Keys, values: Any) -> Iterator[Callable[[Keys], Any]]:
-        """Introduces keys around the call of the native store; yields a function to its keys."""
+    def _introducing(self, what: str, key: Keys, values: Any) -> Iterator[Any]:
+        """Introduces keys around the call of the native store; yields its keys."""
         if not self.distributed:
-            yield lambda keys: keys
-            self._sent.update(flat(key))
+            yield key
+            self._keys.introduce(key)
             return
         _refuse_beside_async_trainer()
-        known = [each for each in flat(key) if self._keys.has(each)]
+        unknown = self._keys.unknown(key)
         self._compare(what, key)
-        if known:
+        if known := [each for each in flat(key) if each not in unknown]:
             raise MXNetError(
                 f"the keys {known} exist already, and MXNet would never return: push or broadcast"
             )
         self._keys.introduce(key)
         wait_for(values)  # before the lock is taken, for which a layer that gathers could wait
         with self.waiting("for the other workers to introduce keys"), runtime().lock:
-            yield self._keys.numbers
+            yield self._keys.numbers(key)
 
     def _compare(self, what: str, key: Keys) -> None:
         """Checks that all workers introduce the same keys at the same time; a collective."""
@@ -296,19 +264,17 @@ class SharedStore(mx.kv.KVStore):
             )
 
     @contextmanager
-    def _using(self, key: Keys) -> Iterator[Callable[[Keys], Any]]:
-        """Yields a function from keys to native keys, for a call of the native store."""
+    def _using(self, key: Keys) -> Iterator[Any]:
+        """Yields the native keys of known keys, for a call of the native store."""
         if not self.distributed:
-            yield lambda keys: keys
+            yield key
             return
-        try:
-            numbers = self._keys.numbers(key)
-        except KeyError as error:
+        if unknown := self._keys.unknown(key):
             raise MXNetError(
-                f"the key {error.args[0]!r} is unknown: introduce it by init or broadcast first"
-            ) from None
+                f"the key {unknown[0]!r} is unknown: introduce it by init or broadcast first"
+            )
         with runtime().lock:
-            yield lambda _: numbers
+            yield self._keys.numbers(key)
 
     def _send_again(self, key: Keys, value: Any, out: Any, priority: int) -> None:
         """Sends worker 0's values of known keys: as a sum, to which the others add zeros."""
@@ -321,21 +287,10 @@ class SharedStore(mx.kv.KVStore):
             )
         if self.distributed:
             self._compare("broadcast", key)
-        share = _per_key(key, value, self._share)
-        with self._using(key) as number:  # a balanced store does not scale it
-            super().push(number(key), share, priority)
-            super().pull(number(key), out, priority)
-
-    def _share(self, arrays: Any) -> mx.nd.NDArray:
-        first = next(arrays_in(arrays))  # of values on several devices only the first one counts
-        # Not a product with 0, which is NaN where this worker's value is.
-        return first.copy() if self.rank == 0 else mx.nd.zeros_like(first)
-
-
-def kind_of(name: str) -> str:
-    """Returns the kind of store that a name of MXNet, or of its registry, stands for."""
-    kind = name.removeprefix(f"{NAME}_")
-    return ALIASES.get(kind, kind)
+        share = _per_key(key, value, partial(share_of, rank=self.rank))
+        with self._using(key) as native:  # a balanced store does not scale it
+            super().push(native, share, priority)
+            super().pull(native, out, priority)
 
 
 def make_store(kvstore: mx.kv.KVStore | str | None) -> SharedStore:
@@ -344,16 +299,10 @@ def make_store(kvstore: mx.kv.KVStore | str | None) -> SharedStore:
         return kvstore
     if isinstance(kvstore, mx.kv.KVStore):
         return SharedStore(kvstore)
-    if not isinstance(kvstore, str | None):
-        raise ValueError(
-            f"kvstore must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {kvstore!r}: "
-            "choose dist_sync in a cluster, or leave it out"
-        )
     # MXNet's registry knows the class of our stores, which is in a room above this one.
     is_name = kvstore in (NAME, GLUON_NAME)
-    store: SharedStore = mx.kv.create(
-        kvstore if is_name else f"{NAME}_{_checked(kvstore or 'local')}"
-    )
+    name = kvstore if is_name else f"{NAME}_{_checked(kvstore or 'local')}"
+    store: SharedStore = mx.kv.create(name)
     return store
 
 
@@ -361,11 +310,12 @@ def _checked(kind: str | mx.kv.KVStore) -> str:
     """Returns the kind of a native store."""
     if isinstance(kind, SharedStore):
         return kind.kind
-    name = kind_of(kind if isinstance(kind, str) else kind.type)
+    given = getattr(kind, "type", kind)
+    name = kind_of(given) if isinstance(given, str) else given
     if name not in KINDS:
         raise ValueError(
-            f"the store must be one of {', '.join(KINDS)}, got {name!r}: choose dist_sync in a "
-            "cluster, device in one process with several GPUs"
+            f"the store must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {name!r}: "
+            "choose dist_sync in a cluster, device in one process with several GPUs"
         )
     if name not in IN_ONE_PROCESS and not cluster.in_cluster():
         raise ValueError(

@@ -33,16 +33,14 @@ DISTRIBUTED = ("dist_sync", "dist_device_sync")
 
 ASYNCHRONOUS = "dist_async"
 
-IN_ONE_PROCESS = (
-    "local",
-    "device",
-    "local_allreduce_cpu",
-    "local_allreduce_device",
-    "local_update_cpu",
-)
+_LOCAL = "local_allreduce_cpu", "local_allreduce_device", "local_update_cpu"
+IN_ONE_PROCESS = ("local", "device", *_LOCAL)
 
 ALIASES = {"dist": "dist_sync"}
 """Other names of MXNet for its stores."""
+
+NAME = "lbbsp"
+"""Name in MXNet's registry; ``lbbsp_KIND`` gives the store of a kind."""
 
 LEAVE_SECONDS = 1800.0
 """Seconds that a finished worker waits for the others, which may still be evaluating."""
@@ -53,6 +51,12 @@ _LEFT_REMEDY = (
     "trainer.stopping is true on all workers after the same step"
 )
 _SHUTDOWN_SECONDS = 12.0  # for which the servers may need to end, when all workers have finished
+
+
+def kind_of(name: str) -> str:
+    """Returns the kind of store that a name of MXNet, or of its registry, stands for."""
+    kind = name.removeprefix(f"{NAME}_")
+    return ALIASES.get(kind, kind)
 
 
 class Runtime:
@@ -77,7 +81,13 @@ class Runtime:
         self.drawn_for: Callable[[], object] = lambda: None
         """Returns the steps for which batches are drawn, if they still exist."""
         self._transport: nodes.Nodes | None = None
-        self._watching: Watch | None = None
+        watch = SchedulerWatch(
+            lambda: self._transport,
+            nodes.scheduler_answers,
+            env.silence_seconds(),
+            lambda: "" if self._board is None else self._board.explain(),
+        )
+        self._watching = Watch(watch.look, self._name)
         self._board: KeyBoard | None = None
         self._heartbeat: Heartbeat | None = None
         self._end_key: int | None = None
@@ -90,7 +100,6 @@ class Runtime:
         if not isinstance(kind, str):
             if kind.type.startswith("dist") and self.distributed is None:
                 self._adopt(kind)
-                self._begin_heartbeat()
             return kind
         if kind in IN_ONE_PROCESS:
             return mx.kv.create(kind)
@@ -100,12 +109,10 @@ class Runtime:
                 "start the scheduler, all servers and all workers, and check that they can connect "
                 "to each other"
             )
-            self._watch()
+            self._watching.start()
             with self.watchdog.deadline(start_seconds, message), marks.waiting():
                 self._adopt(mx.kv.create(kind))
-                self.distributed._barrier()
-                self._begin_heartbeat()
-        if ALIASES.get(self.distributed.type, self.distributed.type) != kind:
+        if kind_of(self.distributed.type) != kind:
             raise ValueError(
                 f"this process already has a store {self.distributed.type!r}, and MXNet cannot "
                 f"create a second one: use the first one instead of {kind!r}"
@@ -117,16 +124,14 @@ class Runtime:
         self.compresses, self._end_key = True, None
         self._stop_heartbeat()
 
-    def waiting(
-        self, rank: int, seconds: float, what: str, owner: str
-    ) -> AbstractContextManager[None]:
+    def waiting(self, seconds: float, what: str, owner: str) -> AbstractContextManager[None]:
         """Ends the process if the wait inside the context takes longer than `seconds`.
 
         `what` completes "has waited ..."; `owner` is the class whose `wait_seconds` is the limit.
         """
         return self.watchdog.deadline(
             seconds,
-            f"worker {rank} has waited {seconds:g} s {what} and exits: a worker or server did not "
+            f"{self._name()} has waited {seconds:g} s {what} and exits: a worker or server did not "
             f"respond; if it only needs more time, raise wait_seconds of {owner}",
         )
 
@@ -141,6 +146,15 @@ class Runtime:
         self.use_options(options)
         return made
 
+    def require_exact_sums(self, user: str) -> None:
+        """Raises ValueError if MXNet compresses what is pushed, and lets nothing do so later."""
+        if self.compresses:
+            raise ValueError(
+                f"{user} needs exact sums, and gradient compression was set on the store: leave "
+                "out set_gradient_compression"
+            )
+        self.has_trainer = True
+
     def use_options(self, options: SessionOptions) -> None:
         """Uses the options that concern lost workers."""
         if options.silence_seconds not in (SILENCE_SECONDS, env.silence_seconds()):
@@ -153,11 +167,16 @@ class Runtime:
             self._heartbeat.use_times(math.inf, options.limit_seconds)
 
     def _adopt(self, native: mx.kv.KVStore) -> None:
+        """Lives and ends with a distributed store from now on; a collective."""
         self.distributed = native
         self._transport = nodes.Nodes(native.handle)
         on_exit(self._leave)
         compat.guard_profiler(self._quiet)
-        self._watch()
+        # Watches over the scheduler, which in turn watches over all other processes.
+        self._watching.start()
+        native._barrier()
+        if kind_of(native.type) in DISTRIBUTED and native.num_workers > 1:
+            self._begin_heartbeat(native)
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
@@ -166,45 +185,23 @@ class Runtime:
         with nullcontext() if self._board is None else self._board.using():
             yield
 
-    def _watch(self) -> None:
-        """Starts to watch over the scheduler, which in turn watches over all other processes."""
-        if self._watching is None:
-            watch = SchedulerWatch(
-                lambda: self._transport,
-                nodes.scheduler_answers,
-                env.silence_seconds(),
-                lambda: self._board.explain() if self._board is not None else "",
-            )
-            self._watching = Watch(watch.look, self._name)
-            self._watching.start()
-
-    def _begin_heartbeat(self) -> None:
+    def _begin_heartbeat(self, native: mx.kv.KVStore) -> None:
         """Starts to exchange with the other workers what each of them does; a collective."""
-        native = self.distributed
-        kind = None if native is None else ALIASES.get(native.type, native.type)
-        if kind not in DISTRIBUTED or native.num_workers == 1:
-            return
         self._end_key = next(self.numbers)
         native.init(self._end_key, mx.nd.zeros(1))
         keys = [next(self.numbers) for _ in range(native.num_workers)]
         self._board = KeyBoard(native, keys, self.lock)
         self._heartbeat = Heartbeat(
-            self._board,
-            native.rank,
-            native.num_workers,
-            self.activity,
+            self._board, native.rank, native.num_workers, self.activity,
             silence_seconds=math.inf,  # the scheduler knows better
-            tail_seconds=_TAIL_SECONDS,
-            apart_seconds=_TAIL_SECONDS,
-            left_remedy=_LEFT_REMEDY,
-        )
+            tail_seconds=_TAIL_SECONDS, apart_seconds=_TAIL_SECONDS, left_remedy=_LEFT_REMEDY,
+        )  # fmt: skip
         self._heartbeat.start()
 
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._board.close()
-            self._heartbeat = None
 
     def _name(self) -> str:
         return "this worker" if self.distributed is None else f"worker {self.distributed.rank}"

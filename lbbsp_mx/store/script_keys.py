@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -40,15 +40,9 @@ class ScriptKeys:
             for position, (key, number) in enumerate(self._numbers.items())
         }
 
-    def has(self, keys: Keys) -> bool:
-        """Returns whether all keys have been introduced.
-
-        Raises KeyError, with one that is unknown, if only some of them have been.
-        """
-        known = [each in self._numbers for each in flat(keys)]
-        if any(known) and not all(known):
-            raise KeyError(list(flat(keys))[known.index(False)])
-        return all(known)
+    def unknown(self, keys: Keys) -> list[Key]:
+        """Returns the keys that have not been introduced."""
+        return [key for key in flat(keys) if key not in self._numbers]
 
     def introduce(self, keys: Keys) -> None:
         """Gives numbers to new keys."""
@@ -58,8 +52,10 @@ class ScriptKeys:
                 self._taken.add(self._numbers[key])
 
     def numbers(self, keys: Keys) -> Any:
-        """Returns the numbers of keys, in the same nesting; KeyError has one that is unknown."""
-        return mapped(self._numbers.__getitem__, keys)
+        """Returns the numbers of known keys, in the same nesting."""
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            return self._numbers[plain(keys)]
+        return [self.numbers(each) for each in keys]
 
     def _choose(self, key: Key) -> int:
         if isinstance(key, int) and key not in self._taken:
@@ -75,13 +71,6 @@ def flat(keys: Keys) -> Iterator[Key]:
     else:
         for each in keys:
             yield from flat(each)
-
-
-def mapped(function: Callable[[Key], int], keys: Keys) -> Any:
-    """Applies a function to every single key, and keeps the nesting."""
-    if isinstance(keys, str) or not isinstance(keys, Iterable):
-        return function(plain(keys))
-    return [mapped(function, each) for each in keys]
 
 
 def plain(key: object) -> Key:

@@ -8,7 +8,7 @@ pull of the same key returns the answer.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -78,20 +78,17 @@ class ServerOptimizer(Optimizer):
         self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State
     ) -> None:
         """Handles a push according to the purpose of its key."""
+        keys, service = self._keys, self._service
         with _ending_on_error():
-            self._handle(index, weight, grad, state)
-
-    def _handle(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
-        keys = self._keys
-        if index < keys.sums:
-            self._update(index, weight, grad, state)
-        elif index < keys.questions:
-            weight += grad
-            self._sums[index - keys.sums] = weight
-        elif index == keys.questions:
-            _assign(weight, self._service.answer(_table(grad, QUESTION_WIDTH)))
-        else:
-            _assign(weight, self._service.log(_table(grad, LOG_WIDTH)))
+            if index < keys.sums:
+                self._update(index, weight, grad, state)
+            elif index < keys.questions:
+                weight += grad
+                self._sums[index - keys.sums] = weight
+            elif index == keys.questions:
+                _answer(weight, grad, service.answer, QUESTION_WIDTH)
+            else:
+                _answer(weight, grad, service.log, LOG_WIDTH)
 
     def _update(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
         """Updates a parameter by its sum if gradients were summed, else by the pushed gradient."""
@@ -145,10 +142,8 @@ def _ending_on_error() -> Iterator[None]:
         end_now(1, traceback.format_exc())
 
 
-def _table(pushed: mx.nd.NDArray, width: int) -> Table:
-    """Returns the pushed array, which arrives flat, in rows of `width` values."""
-    return pushed.asnumpy().reshape(-1, width)
-
-
-def _assign(weight: mx.nd.NDArray, values: Table) -> None:
-    weight[:] = values.reshape(weight.shape)
+def _answer(
+    weight: mx.nd.NDArray, pushed: mx.nd.NDArray, asked: Callable[[Table], Table], width: int
+) -> None:
+    """Answers a pushed table, which arrives flat, in rows of `width` values."""
+    weight[:] = asked(pushed.asnumpy().reshape(-1, width)).reshape(weight.shape)

@@ -230,11 +230,9 @@ class TrainingControl:
         The epoch continues where the state was saved: create the loader, or start to iterate over
         it, afterwards. Nothing in the file is executed.
 
-        Files that gluon's own trainer has saved hold the optimizer only. Gluon numbers its states
-        by the names of the parameters: create the network as in the process that has saved them.
-
         Raises:
-            ValueError: The file is damaged, or of other data, another order, network or optimizer.
+            ValueError: The file is damaged, of other data, another order, network or optimizer, or
+                a pickle of gluon's own trainer, which is not read.
         """
         self._checkpoints.load_file(fname)
 

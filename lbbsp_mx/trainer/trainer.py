@@ -14,7 +14,6 @@ from lbbsp_mx.fence import Fence
 from lbbsp_mx.parameters import Parameters, as_created, facts_of, keep_whole
 from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints
-from lbbsp_mx.reliability.gluon_states import gluon_order
 from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.native import runtime
@@ -118,8 +117,7 @@ class Trainer(TrainingControl, StoreTrainer):
         self.mean_loss, self._global_batch_size = mean_loss, global_batch_size
         self._total = 0.0  # by which gradients are divided; 0 if none are summed
         self._is_mean = False  # whether the gradients are divided already
-        own = (self._params, self._optimizer, self._contexts, store, mean_loss)
-        self._parts = parts = TrainerParts(self, *own, gluon_order(params), lambda: self._scale)
+        self._parts = parts = TrainerParts(self, store, mean_loss=mean_loss)
         if beside is None:
             session = start_session(parts, global_batch_size, chosen, accumulate)
             self._steps = Steps(session, Draws(accumulate, len(self._contexts)))

@@ -236,18 +236,6 @@ def test_states_do_not_need_the_same_global_batch_size(tmp_path, saves, loads):
         trainer.batch_sampler(SAMPLES)
 
 
-def test_states_of_gluons_trainer_continue_in_an_updating_store(tmp_path):
-    unbroken, broken = network(2), network(2)
-    train(unbroken, stock(unbroken), 4, 2)
-    trainer = stock(broken)
-    train(broken, trainer, 3, 2)
-    trainer.save_states(str(tmp_path / "states"))
-    trainer = ours(broken)
-    trainer.load_states(tmp_path / "states")
-    train(broken, trainer, 1, 2, begin=3)
-    assert_equal(unbroken, broken)
-
-
 def test_states_of_sparse_parameters_continue_exactly(tmp_path):
     def table():
         param = gluon.Parameter(

@@ -1,5 +1,6 @@
 """Which processes a scheduler, a server or a worker takes for lost, and what they say."""
 
+import os
 import socket
 import time
 
@@ -7,6 +8,8 @@ import pytest
 
 lbbsp_mx = pytest.importorskip("lbbsp_mx", exc_type=ImportError)
 
+from lbbsp_core.runtime.options import env  # noqa: E402
+from lbbsp_core.runtime.reliability import marks  # noqa: E402
 from lbbsp_mx.reliability import nodes  # noqa: E402
 from lbbsp_mx.reliability.liveness import NodesWatch, SchedulerWatch  # noqa: E402
 from lbbsp_mx.reliability.nodes import Nodes, node_names  # noqa: E402
@@ -66,6 +69,20 @@ def test_a_silent_worker_is_lost_after_ten_seconds():
     why, seconds = looks(watch, 20)
     assert why == "worker 1 has given no sign of life for 10 s"
     assert seconds == 10.5
+
+
+@pytest.mark.parametrize(("frozen", "rank"), [(13, 2), (8, None)])
+def test_the_launcher_learns_which_worker_is_frozen(tmp_path, monkeypatch, frozen, rank):
+    monkeypatch.setattr(env, "marks", lambda: tmp_path)
+    monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
+    network, names = Network(), node_names(workers=3, servers=1)
+    network.peers.add(("10.0.0.4", 4))
+    watch = NodesWatch(lambda: network, lambda: network.peers, names, silence_seconds=10)
+    assert looks(watch, 5) is None
+    network.silent = {frozen}
+    assert looks(watch, 11)[0] == f"{names[frozen]} has given no sign of life for 10 s"
+    lost = marks.read_marks(tmp_path).lost
+    assert (lost.rank if lost else None) == rank
 
 
 def test_a_worker_that_speaks_again_is_not_lost():

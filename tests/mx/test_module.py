@@ -156,9 +156,7 @@ class Session:
 
 
 def steps_of(session, mean_loss=False, scheduled=18):
-    return ModuleSteps(
-        session, scheduled, mean_loss=mean_loss, devices=1, most_devices=1, in_servers=False
-    )
+    return ModuleSteps(session, scheduled, mean_loss=mean_loss, most_devices=1, in_servers=False)
 
 
 def drawn(session, **options):

@@ -33,12 +33,12 @@ def test_lists_keep_their_nesting():
     assert list(flat(("a", ["b"]))) == ["a", "b"]
 
 
-def test_partly_known_keys_name_one_that_is_new():
+def test_keys_that_are_new_are_known_by_name():
     keys = ScriptKeys(set())
     keys.introduce("a")
-    assert (keys.has("a"), keys.has(["b", "c"])) == (True, False)
-    with pytest.raises(KeyError, match="b"):
-        keys.has(["a", "b"])
+    assert keys.unknown("a") == []
+    assert keys.unknown(["b", "c"]) == ["b", "c"]
+    assert keys.unknown(["a", "b"]) == ["b"]
 
 
 @pytest.mark.parametrize("key", [FIRST_OWN_KEY, -1, 1.5, None])

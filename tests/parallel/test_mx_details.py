@@ -32,17 +32,6 @@ def test_parameters_of_equal_names_are_refused(found):
         assert "two parameters are called net_syncbatchnorm0_gamma" in each["equal_names"]
 
 
-def test_states_of_stock_gluon_continue_as_in_one_process(found):
-    for each in found:
-        assert each["continued"]["moved"] > 0.01
-        assert each["continued"]["difference"] <= TOLERANCE
-
-
-def test_workers_that_would_read_gluons_states_in_different_orders_say_so(found):
-    for each in found:
-        assert "workers disagree on gluon's order of the parameters" in each["other_names"]
-
-
 def test_workers_save_to_one_file_at_the_same_time(found):
     assert found[0]["together"]["reads"] > 0
     assert found[0]["together"]["steps"] == [2]

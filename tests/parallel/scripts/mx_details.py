@@ -119,7 +119,7 @@ result("one_prefix", difference(["net_", "net_"], 2, hybrid=True))
 twice = [network(lbbsp_mx.SyncBatchNorm, "net_") for _ in range(2)]
 result("equal_names", _answer(lambda: trainer_of(both(twice), "sgd")))
 
-# --- states of stock gluon ------------------------------------------------------------------------
+# --- one file of all workers, which are read meanwhile --------------------------------------------
 
 
 def deep(layers=12):
@@ -140,49 +140,6 @@ def descend(net, trainer, draw, steps):
             loss = ((net(x) - 1) ** 2).sum(axis=1)
         loss.backward()
         trainer.step(len(x))
-
-
-def continued():
-    order = np.random.default_rng((0, 0)).permutation(SAMPLES)
-    options = {"learning_rate": 0.01, "epsilon": 1e-5}
-    whole, net = deep(), deep()
-    stock = gluon.Trainer(whole.collect_params(), "adam", options, kvstore=None)
-
-    def draw(step):
-        return order[step % 4 * X : (step % 4 + 1) * X]
-
-    descend(whole, stock, draw, range(4))
-    files = [str(FOLDER / f"{name}{RANK}") for name in ("states", "weights")]
-    stock.save_states(files[0])
-    whole.save_parameters(files[1])
-    net.load_parameters(files[1])
-    start = weights(whole)
-    descend(whole, stock, draw, range(4, 8))
-    trainer = trainer_of(net.collect_params(), "adam", **options)
-    batches = iter(trainer.batch_sampler(SAMPLES, seed=0))
-    trainer.load_states(files[0])
-    descend(net, trainer, lambda step: next(batches), range(4))
-    return {
-        "difference": largest(weights(net), weights(whole)),
-        "moved": largest(weights(whole), start),
-    }
-
-
-def other_names():
-    """Layers with the numbers 0, 1 on worker 0, and 9, 10 on the others."""
-    net = gluon.nn.HybridSequential(prefix="other_")
-    with net.name_scope():
-        for _ in range(9 * (RANK > 0)):
-            gluon.nn.Dense(1)
-        net.add(gluon.nn.Dense(5, in_units=5), gluon.nn.Dense(5, in_units=5))
-    net.initialize()
-    trainer_of(net.collect_params(), "adam").load_states(str(FOLDER / f"states{RANK}"))
-
-
-result("continued", continued())
-result("other_names", _answer(other_names))
-
-# --- one file of all workers, which are read meanwhile --------------------------------------------
 
 
 def saved_together():
