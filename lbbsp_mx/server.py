@@ -24,7 +24,7 @@ from lbbsp_core.runtime.reliability.exit import LEFT, end_now
 from lbbsp_core.runtime.reliability.liveness import Watch
 from lbbsp_core.runtime.reliability.preemption import REPEAT_SECONDS
 from lbbsp_mx import cluster, env
-from lbbsp_mx.reliability import nodes
+from lbbsp_mx.reliability import liveness
 from lbbsp_mx.reliability.liveness import NodesWatch, SchedulerWatch, say
 
 _OPTIMIZER = 0  # the only command that workers send
@@ -59,15 +59,15 @@ class _Process:
     """This process, which is the scheduler or a server."""
 
     def __init__(self, store: mx.kv.KVStore) -> None:
-        self._store, self._transport, self._runs = store, nodes.Nodes(store.handle), False
+        self._store, self._transport, self._runs = store, liveness.Nodes(store.handle), False
         self._is_scheduler = env.role() == "scheduler"
         seconds = env.silence_seconds()
         self._watch: NodesWatch | SchedulerWatch
         if self._is_scheduler:
-            names = nodes.node_names(*cluster.counts())
-            self._watch = NodesWatch(self.transport, nodes.peers, names, seconds)
+            names = liveness.node_names(*cluster.counts())
+            self._watch = NodesWatch(self.transport, liveness.peers, names, seconds)
         else:
-            answers = nodes.scheduler_answers
+            answers = liveness.scheduler_answers
             self._watch = SchedulerWatch(
                 self.transport, answers, seconds, answer_seconds=_ANSWER_SECONDS
             )
@@ -94,16 +94,16 @@ class _Process:
         if self._asked_seconds is not None:
             self._watch.leaving = True
             others = cluster.counts()[1] if self._is_scheduler else 1  # than workers
-            if len(nodes.peers()) <= others:
+            if len(liveness.peers()) <= others:
                 end_now(LEFT)
         return self._watch.look(seconds)
 
     def end(self, status: int, why: str) -> NoReturn:
         end_now(status if self._asked_seconds is None else LEFT, why)
 
-    def transport(self) -> nodes.Nodes | None:
+    def transport(self) -> liveness.Nodes | None:
         """Returns the transport; None until it runs, because a call before aborts the process."""
-        self._runs = self._runs or nodes.is_listening()
+        self._runs = self._runs or liveness.is_listening()
         return self._transport if self._runs else None
 
     def name(self) -> str:

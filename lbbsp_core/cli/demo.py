@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from lbbsp_core.cli import options
-from lbbsp_core.cli.completion import Framework
+from lbbsp_core.cli.options import Framework
 from lbbsp_core.cli.progress import Progress
 from lbbsp_core.demo import comparison
 from lbbsp_core.demo.comparison import FinishedRun, Plan, Training

@@ -8,7 +8,7 @@ from typing import Final
 import typer
 
 from lbbsp_core.cli import options
-from lbbsp_core.cli.completion import Framework
+from lbbsp_core.cli.options import Framework
 from lbbsp_core.launch import GRACE_SECONDS
 from lbbsp_core.launch import launch as launch_job
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import typer
 from rich.console import Console
 
+from lbbsp_core.launch.cluster import FRAMEWORKS
 from lbbsp_core.validate import require_known
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -186,3 +187,14 @@ def write_figures(path: Path | None, figures: Mapping[str, object]) -> None:
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n", encoding="utf-8")
+
+
+Framework: TypeAlias = Annotated[
+    str, typer.Option(help=f"Framework to train with: {' or '.join(FRAMEWORKS)}.")
+]
+"""Option ``--framework`` of a command."""
+
+
+def split_names(names: str) -> list[str]:
+    """Returns the names of a list such as ``a,b``, without empty ones."""
+    return [name for part in names.split(",") if (name := part.strip())]

@@ -6,7 +6,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from lbbsp_core.cli.completion import split_names
+from lbbsp_core.cli.options import split_names
 from lbbsp_core.registry import PREDICTORS
 
 ALL: Final = "all"

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lbbsp_core.cli import options
-from lbbsp_core.cli.completion import split_names
+from lbbsp_core.cli.options import split_names
 from lbbsp_core.cli.predictors import ALL, Predictors, parse_predictors
 from lbbsp_core.cli.progress import countdown
 from lbbsp_core.registry import POLICIES

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from lbbsp_core.cli import options
 from lbbsp_core.report.live import LiveRun, View, WorkerView
-from lbbsp_core.report.words import duration
+from lbbsp_core.report.page import duration
 
 _LATE_SECONDS: Final = 10.0
 """Time without a step after which the view says so in colour."""

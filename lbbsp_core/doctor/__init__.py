@@ -18,10 +18,10 @@ from lbbsp_core.doctor.machine import check_machine
 from lbbsp_core.doctor.packages import (
     FRAMEWORKS,
     check_framework,
+    check_settings,
     check_versions,
     framework_version,
 )
-from lbbsp_core.doctor.settings import check_settings
 
 __all__ = ["CHOICES", "Diagnosis", "Finding", "count", "diagnose", "figures"]
 

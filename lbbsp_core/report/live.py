@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lbbsp_core.report.tail import Tail
 from lbbsp_core.runtime.record import record
 from lbbsp_core.runtime.record.figures import RECENT, Figures, StepTimes, figures_of, total
 from lbbsp_core.runtime.record.record import PushLine, RunHeader, StepLine, counted
@@ -214,3 +214,39 @@ def _prediction(steps: Sequence[StepLine], rank: int) -> float | None:
 
 def _name(names: Sequence[str], rank: int) -> str:
     return one_line(names[rank]) if rank < len(names) else ""
+
+
+class Tail:
+    """Reads the complete lines that were appended to a file, which need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = 0
+        """Number of lines read so far."""
+        self._position = 0
+        self._file: tuple[int, int] | None = None
+
+    def read(self) -> list[bytes]:
+        """Returns the lines that have been completed since the last call.
+
+        `lines` starts from 0 again if the file was replaced by another one, or cut off.
+        """
+        try:
+            with self.path.open("rb") as stream:
+                status = os.fstat(stream.fileno())
+                self._note((status.st_dev, status.st_ino), status.st_size)
+                stream.seek(self._position)
+                text = stream.read()
+        except FileNotFoundError:
+            return []
+        complete = text[: text.rfind(b"\n") + 1]
+        self._position += len(complete)
+        lines = complete.split(b"\n")[:-1]
+        self.lines += len(lines)
+        return lines
+
+    def _note(self, file: tuple[int, int], size: int) -> None:
+        """Starts at the beginning if this is another file than before."""
+        if self._file not in (None, file) or size < self._position:
+            self._position = self.lines = 0
+        self._file = file

@@ -22,7 +22,7 @@ from lbbsp_core.runtime.reliability.exit import on_exit
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
 from lbbsp_core.runtime.reliability.liveness import Watch, Watchdog
 from lbbsp_mx import cluster, compat, env
-from lbbsp_mx.reliability import nodes
+from lbbsp_mx.reliability import liveness
 from lbbsp_mx.reliability.board import KeyBoard
 from lbbsp_mx.reliability.endings import Endings
 from lbbsp_mx.reliability.liveness import SchedulerWatch
@@ -80,10 +80,10 @@ class Runtime:
         """Name of the class whose optimizer the servers run, if they run one."""
         self.drawn_for: Callable[[], object] = lambda: None
         """Returns the steps for which batches are drawn, if they still exist."""
-        self._transport: nodes.Nodes | None = None
+        self._transport: liveness.Nodes | None = None
         watch = SchedulerWatch(
             lambda: self._transport,
-            nodes.scheduler_answers,
+            liveness.scheduler_answers,
             env.silence_seconds(),
             lambda: "" if self._board is None else self._board.explain(),
         )
@@ -169,7 +169,7 @@ class Runtime:
     def _adopt(self, native: mx.kv.KVStore) -> None:
         """Lives and ends with a distributed store from now on; a collective."""
         self.distributed = native
-        self._transport = nodes.Nodes(native.handle)
+        self._transport = liveness.Nodes(native.handle)
         on_exit(self._leave)
         compat.guard_profiler(self._quiet)
         # Watches over the scheduler, which in turn watches over all other processes.

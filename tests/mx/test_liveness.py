@@ -10,9 +10,8 @@ lbbsp_mx = pytest.importorskip("lbbsp_mx", exc_type=ImportError)
 
 from lbbsp_core.runtime.options import env  # noqa: E402
 from lbbsp_core.runtime.reliability import marks  # noqa: E402
-from lbbsp_mx.reliability import nodes  # noqa: E402
-from lbbsp_mx.reliability.liveness import NodesWatch, SchedulerWatch  # noqa: E402
-from lbbsp_mx.reliability.nodes import Nodes, node_names  # noqa: E402
+from lbbsp_mx.reliability import liveness  # noqa: E402
+from lbbsp_mx.reliability.liveness import Nodes, NodesWatch, SchedulerWatch, node_names  # noqa: E402
 
 NAMES = node_names(workers=2, servers=1)
 PEERS = {("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)}
@@ -266,7 +265,7 @@ class Library:
 
     def __init__(self, now):
         self.now = self.sign = now
-        setattr(self, nodes._SET, None)
+        setattr(self, liveness._SET, None)
 
     def MXKVStoreGetNumDeadNode(self, _handle, _node, count, seconds):  # noqa: N802
         count._obj.value = max(self.sign, 1.8e9) + seconds < self.now
@@ -274,7 +273,7 @@ class Library:
 
     def __getitem__(self, name):
         def call(*arguments):
-            if name == nodes._SET:
+            if name == liveness._SET:
                 self.sign = arguments[-1].value
 
         return call
@@ -283,7 +282,7 @@ class Library:
 @pytest.mark.parametrize("now", [1.8e9, 1.8e9 - 86400, 1.8e9 + 86400])
 def test_a_sign_of_life_counts_once_whatever_the_clock_says(monkeypatch, now):
     library = Library(1.8e9)
-    monkeypatch.setattr(nodes, "_LIB", library)
+    monkeypatch.setattr(liveness, "_LIB", library)
     node = Nodes(None)
     library.now = now
     assert node.is_ready()
@@ -303,7 +302,7 @@ def test_a_connection_to_which_only_a_greeting_went_is_of_no_process_of_the_job(
     ):
         connection.sendall(bytes(told))
         until = time.monotonic() + 10  # the system acknowledges the bytes a little later
-        while nodes._is_stranger(connection.fileno()) != is_stranger:
+        while liveness._is_stranger(connection.fileno()) != is_stranger:
             assert time.monotonic() < until
         assert connection.send(b"more") == 4, "it is still open"
 

@@ -12,11 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from lbbsp_core.report.html.changes import Drop, lasting_drop
 from lbbsp_core.report.html.figures import BALANCED, RunReport
-from lbbsp_core.report.html.plain import speeds_of
+from lbbsp_core.report.html.plain import Drop, lasting_drop, speeds_of
 from lbbsp_core.report.html.table import Floats, worker_names
-from lbbsp_core.report.words import percent, times
+from lbbsp_core.report.page import percent, times
 
 MIN_STEPS: Final = 20
 SLOWER: Final = 1.5

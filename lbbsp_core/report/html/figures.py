@@ -11,8 +11,8 @@ import numpy as np
 
 from lbbsp_core.report.html.plain import PlainEstimate, plain_estimate
 from lbbsp_core.report.html.table import Floats, StepTable, known_workers, step_table
+from lbbsp_core.report.page import percent, times
 from lbbsp_core.report.summary import summarise
-from lbbsp_core.report.words import percent, times
 from lbbsp_core.runtime.record.record import Run, Stop
 
 BALANCED = 0.10

@@ -8,10 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
+from lbbsp_core.report import charts
+from lbbsp_core.report.charts import Chart
 from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice, slower
-from lbbsp_core.report.html.changes import lasting_drop
+from lbbsp_core.report.html.plain import lasting_drop
 from lbbsp_core.report.html.table import Floats, Integers, known_workers, plausible, worker_names
-from lbbsp_core.report.words import percent, rate
+from lbbsp_core.report.page import percent, rate
 from lbbsp_core.runtime.record.record import PushLine, Run, RunHeader
 
 
@@ -159,3 +161,29 @@ def _stale(report: PushReport) -> Iterator[Advice]:
             " or bound the lead with sync=SSP(3).",
             (worst.rank,),
         )
+
+
+def push_charts(report: PushReport) -> Iterator[Chart]:
+    """Yields the charts of an asynchronous run."""
+    ranks = [worker.rank for worker in report.workers]
+    names = list(map(charts.short_name, ranks))
+    busy = 100 * np.minimum([worker.busy_share for worker in report.workers], 1.0)
+    parts = (("busy", busy, charts.BUSY), ("other", 100 - busy, charts.WAITING))
+    bars = [charts.bar(names, values, what, colour) for what, values, colour in parts]
+    caption = "Share of the time for which each worker was busy with an iteration; the rest is "
+    caption += "waiting, input and communication."
+    yield Chart("shares", "Where the time goes", caption, bars, charts.bar_layout(len(ranks)))
+    for name, title, values, unit in (
+        ("batches", "Batch sizes", report.samples, "samples"),
+        ("speeds", "Speeds", report.samples / report.busy, "samples/s"),
+        ("staleness", "Staleness", report.staleness.astype(np.float64), "updates by others"),
+    ):
+        curves: list[charts.Trace] = []
+        for rank in ranks:
+            own = report.worker == rank
+            curves += charts.lines(
+                report.push[own], values[own][:, None], [names[rank]], first=rank, of=len(ranks)
+            )
+        rows = charts.spread_table("worker", {str(r): values[report.worker == r] for r in ranks})
+        caption = f"{title} of each worker's pushes, in {unit}."
+        yield Chart(name, title, caption, curves, charts.axes("push", unit), rows)

@@ -11,7 +11,7 @@ from lbbsp_core.report import charts
 from lbbsp_core.report.charts import Chart, Floats, Integers
 from lbbsp_core.report.html.figures import RunReport
 from lbbsp_core.report.html.table import StepTable
-from lbbsp_core.report.words import percent
+from lbbsp_core.report.page import percent
 
 _LAST_STEPS = 12
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from lbbsp_core.report.html.advice import advise
 from lbbsp_core.report.html.figures import RunReport, run_report
-from lbbsp_core.report.html.push_charts import push_charts
-from lbbsp_core.report.html.pushes import PushReport, advise_pushes, push_report
+from lbbsp_core.report.html.pushes import PushReport, advise_pushes, push_charts, push_report
 from lbbsp_core.report.html.step_charts import step_charts
 from lbbsp_core.report.page import Content, write_page
 from lbbsp_core.runtime.record.record import Run, read_run

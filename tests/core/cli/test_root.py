@@ -18,8 +18,7 @@ from typer.main import get_command
 
 import lbbsp_core
 import lbbsp_core.cli
-from lbbsp_core.cli.app import COMMANDS, application
-from lbbsp_core.cli.version import versions
+from lbbsp_core.cli.app import COMMANDS, application, versions
 
 
 def start(monkeypatch, *arguments):

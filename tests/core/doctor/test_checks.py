@@ -26,8 +26,8 @@ from lbbsp_core.doctor.packages import (
     check_optional,
     check_packages,
     check_python,
+    check_settings,
 )
-from lbbsp_core.doctor.settings import check_settings
 from lbbsp_core.launch.cluster import KEEP_FREED_MEMORY
 from lbbsp_core.launch.throttle import Throttle
 from lbbsp_core.resources.sampler import DEFAULT_NAMES

@@ -10,9 +10,8 @@ from report_runs import Page, header, line, run_of, save, steady
 from lbbsp_core.cost import Affine, Profile, Proportional, Saturating
 from lbbsp_core.report.charts import kept_points
 from lbbsp_core.report.html.advice import advise
-from lbbsp_core.report.html.changes import levels
 from lbbsp_core.report.html.figures import run_report
-from lbbsp_core.report.html.plain import prior_cost
+from lbbsp_core.report.html.plain import levels, prior_cost
 from lbbsp_core.report.html.pushes import advise_pushes, push_report
 from lbbsp_core.report.html.table import step_table
 from lbbsp_core.report.html.write import describe

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lbbsp_core.report.live import LiveRun
-from lbbsp_core.report.tail import Tail
+from lbbsp_core.report.live import LiveRun, Tail
 from lbbsp_core.runtime.record.figures import RECENT, figures_of
 from lbbsp_core.runtime.record.record import PushLine, StepLine, run_header
 from lbbsp_core.runtime.record.writer import RunRecord
