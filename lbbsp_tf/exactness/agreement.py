@@ -220,7 +220,7 @@ def optimizers_of(model: keras.Model) -> Iterable[keras.optimizers.Optimizer]:
         for item in held if isinstance(held, list | tuple | ValuesView) else [held]:
             if isinstance(item, keras.optimizers.Optimizer):
                 # A MultiOptimizer has no learning rate of its own.
-                found.update({id(each): each for each in getattr(item, "optimizers", 0) or [item]})
+                found.update({id(each): each for each in getattr(item, "optimizers", ()) or [item]})
     return found.values()
 
 
