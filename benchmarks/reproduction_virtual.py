@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from reproduction_tables import Table
 
-from lbbsp_core.sim.experiment import Result, Row, experiment_of, run_experiments
-from lbbsp_core.sim.runs import chosen_runs
+from lbbsp_core.sim.experiment import Result, Row, chosen_runs, experiment_of, run_experiments
 from lbbsp_core.sim.scenario import read_scenario
 
 FAST, DEFAULT = "ema0.5", "mixture"  # predictors

@@ -18,8 +18,7 @@ from typing import TypeVar
 
 from lbbsp_core.registry import synchroniser
 from lbbsp_core.sim import Scenario, load_scenario, run_async, run_bsp, run_oracle
-from lbbsp_core.sim.experiment import experiment_of
-from lbbsp_core.sim.runs import build_policy, chosen_runs
+from lbbsp_core.sim.experiment import build_policy, chosen_runs, experiment_of
 
 T = TypeVar("T")
 

@@ -30,8 +30,7 @@ from lbbsp_core import Narx
 from lbbsp_core.registry import PREDICTORS
 from lbbsp_core.sim import FixedTime, SimConfig, Trace, read_trace, replay_trace
 from lbbsp_core.sim.backtest import Score, contenders, evaluate
-from lbbsp_core.sim.experiment import Experiment, Progress, Row, run_experiments
-from lbbsp_core.sim.runs import chosen_runs
+from lbbsp_core.sim.experiment import Experiment, Progress, Row, chosen_runs, run_experiments
 from lbbsp_core.sim.traces import names_of
 
 ROOT = Path(__file__).parents[1]

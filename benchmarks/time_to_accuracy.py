@@ -30,8 +30,7 @@ import numpy.typing as npt
 
 from lbbsp_core.order import SampleStream
 from lbbsp_core.sim import AsyncRun, Schedule, Timeline, load_scenario
-from lbbsp_core.sim.experiment import experiment_of, run_experiments
-from lbbsp_core.sim.runs import chosen_runs
+from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
 from lbbsp_core.validate import require_positive
 
 Floats = npt.NDArray[np.float64]

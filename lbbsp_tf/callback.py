@@ -11,7 +11,7 @@ import keras
 import numpy.typing as npt
 import tensorflow as tf
 
-from lbbsp_core.runtime.checkpoint.writer import Every, require_every
+from lbbsp_core.runtime.checkpoint.schedule import Every, require_every
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import fail_fast
@@ -25,8 +25,7 @@ from lbbsp_tf.data.options import InputOptions
 from lbbsp_tf.devices import devices_of
 from lbbsp_tf.exactness import agreement, checks
 from lbbsp_tf.exactness.effects import kinds_of_evaluated
-from lbbsp_tf.exchange.collectives import mirrored_collectives
-from lbbsp_tf.exchange.replicas import LocalReplicas, ReplicaSessions
+from lbbsp_tf.exchange.collectives import LocalReplicas, ReplicaSessions, mirrored_collectives
 from lbbsp_tf.fit import BalancedFit
 from lbbsp_tf.loop import BalancedLoop
 from lbbsp_tf.reliability.board import Meetings

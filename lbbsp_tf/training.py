@@ -20,10 +20,9 @@ from lbbsp_tf import compat
 from lbbsp_tf.data.feed import TrainingInput
 from lbbsp_tf.exactness.proof import SAMPLES, Refusal, prove
 from lbbsp_tf.exactness.verification import largest_error, uneven_sizes
-from lbbsp_tf.exchange.replicas import ReplicaSessions
+from lbbsp_tf.exchange.collectives import ReplicaSessions
 from lbbsp_tf.step.step import BalancedStep
-from lbbsp_tf.step.train_step import TrainStep
-from lbbsp_tf.step.weighting import WAYS, Weighting
+from lbbsp_tf.step.train_step import WAYS, TrainStep, Weighting
 
 logger = logging.getLogger("lbbsp.tf")
 

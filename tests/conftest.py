@@ -51,7 +51,7 @@ settings.load_profile("lbbsp")
 @pytest.fixture
 def writes_each(monkeypatch):
     """Makes every checkpoint due be written: no write is skipped while another one is running."""
-    from lbbsp_core.runtime.checkpoint.writer import CheckpointWriter  # not before the variable
+    from lbbsp_core.runtime.checkpoint.schedule import CheckpointWriter  # not before the variable
 
     def is_busy(writer):
         writer.flush()
@@ -76,7 +76,7 @@ def until():
 OWNER = """
 import os, sys, time
 from pathlib import Path
-from lbbsp_core.runtime.checkpoint.writer import claim_folder
+from lbbsp_core.runtime.checkpoint.schedule import claim_folder
 claim_folder(Path(sys.argv[1]))
 child = os.fork()  # as loaders of data do, which outlive a process that is killed
 if child:

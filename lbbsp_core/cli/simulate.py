@@ -33,11 +33,11 @@ from lbbsp_core.sim.backtest import DEFAULT
 from lbbsp_core.sim.experiment import (
     Experiment,
     Row,
+    chosen_runs,
     experiment_of,
     figures,
     run_experiments,
 )
-from lbbsp_core.sim.runs import chosen_runs
 from lbbsp_core.sim.traces import names_of
 
 _QUICK = "ema0.5"

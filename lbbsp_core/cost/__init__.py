@@ -15,8 +15,7 @@ form            shape(x)                   source
 ==============  =========================  =======================================
 """
 
-from lbbsp_core.cost.affine import Affine
-from lbbsp_core.cost.affine_array import AffineArray, slowest
+from lbbsp_core.cost.affine import Affine, AffineArray, slowest
 from lbbsp_core.cost.base import Cost, Segment
 from lbbsp_core.cost.piecewise import PiecewiseCost
 from lbbsp_core.cost.profile import Profile

@@ -24,8 +24,7 @@ from lbbsp_core.launch.restart import Attempt, RestartLimits, check_limits, run_
 from lbbsp_core.launch.script import check_command
 from lbbsp_core.launch.supervise import Outcome, Supervisor, signal_handlers
 from lbbsp_core.launch.throttle import Emulation, available_cores, create_throttle
-from lbbsp_core.processes.child import Event
-from lbbsp_core.processes.reaper import Reaper
+from lbbsp_core.processes.child import Event, Reaper
 from lbbsp_core.validate import require_integer
 
 __all__ = ["Contention", "Phase", "launch"]

@@ -27,8 +27,7 @@ from lbbsp_core.launch.contention import Place
 from lbbsp_core.launch.cpu_shares import Stage
 from lbbsp_core.launch.throttle import Throttle
 from lbbsp_core.processes import _reaper, child
-from lbbsp_core.processes.reaper import Reaper
-from lbbsp_core.processes.spawn import signal_group, signal_name, spawn_python
+from lbbsp_core.processes.child import Reaper, signal_group, signal_name, spawn_python
 from lbbsp_core.runtime.reliability.exit import LEFT
 from lbbsp_core.runtime.reliability.marks import Marks, folder_variable, read_marks
 

@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, final, get_args
 
 from lbbsp_core.launch.cpu_shares import PERIOD_US, Schedule, quota_us
 from lbbsp_core.processes import _reaper
-from lbbsp_core.processes.spawn import exec_command, signal_group
+from lbbsp_core.processes.child import exec_command, signal_group
 from lbbsp_core.resources.cgroup import cpu_quotas, hierarchies
 from lbbsp_core.resources.host import Host
 

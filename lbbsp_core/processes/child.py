@@ -3,16 +3,108 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from lbbsp_core.processes.spawn import signal_name, wait_unreaped
+from lbbsp_core.processes import _exec, _reaper
+
+
+class Reaper:
+    """Helper process that kills processes and removes cgroups if this process is killed.
+
+    It reads their names from a pipe and acts when the pipe closes.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", _reaper.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # so that a Ctrl-C at the terminal does not end it
+            text=True,
+        )
+
+    def watch(self, kind: Literal["group", "cgroup", "job"], name: object) -> None:
+        """Adds what ends with this process: a process group, a cgroup, or the folder of a job."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # the helper was killed: the job continues without it
+            self._process.stdin.write(f"{kind} {name}\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Kills the helper, so that it does not act on the names that it has received."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def exec_command(
+    command: Sequence[str], cgroups: Sequence[Path] = (), cores: Collection[int] = ()
+) -> list[str]:
+    """Returns the command line that runs `command` through ``_exec``."""
+    python = [sys.executable, "-I", "-S", _exec.__file__, str(os.getpid())]
+    return [*python, "\n".join(map(str, cgroups)), ",".join(map(str, cores)), *command]
+
+
+def spawn_python(
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    cgroups: Sequence[Path] = (),
+    pass_fds: Collection[int] = (),
+    cores: Collection[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Starts this Python as the leader of a new session, which is also a new process group.
+
+    Standard input is empty; standard output and error share one pipe, unbuffered by the child.
+    """
+    return subprocess.Popen(
+        exec_command([sys.executable, "-u", *arguments], cgroups, cores),
+        env=None if environment is None else dict(environment),
+        pass_fds=tuple(pass_fds),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def signal_group(group: int, signum: signal.Signals) -> None:
+    """Signals a process group that may have ended already."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signum)
+
+
+def wait_unreaped(pid: int, *, block: bool = True) -> int | None:
+    """Waits for a child's end without reaping it, so that its process ID is not reused yet.
+
+    Returns the exit status, or minus the signal's number; None while the child still runs. Raises
+    ChildProcessError if the kernel has reaped it, because this process ignores SIGCHLD.
+    """
+    options = os.WEXITED | os.WNOWAIT | (0 if block else os.WNOHANG)
+    end = os.waitid(os.P_PID, pid, options)
+    if end is None:
+        return None
+    return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+
+def signal_name(signum: int) -> str:
+    """Returns the name of a signal, such as "SIGKILL"; real-time signals only have a number."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
 
 TAIL_LINES: Final = 80  # enough for a traceback through a framework
 TAIL_LINES_WITHOUT_TRACEBACK: Final = 20

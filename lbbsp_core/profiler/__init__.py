@@ -17,8 +17,7 @@ from lbbsp_core.cost import Cost, Profile
 from lbbsp_core.cost.fitting import Fit, Point, best, fit_costs, repair
 from lbbsp_core.cost.profile_file import SCHEMA, write_document
 from lbbsp_core.profiler import _step
-from lbbsp_core.profiler.process import ProfileError, StepProcess
-from lbbsp_core.profiler.sweep import BatchSweep, Progress
+from lbbsp_core.profiler.process import BatchSweep, ProfileError, Progress, StepProcess
 
 __all__ = ["BatchSweep", "Point", "ProfileError", "ProfileResult", "profile_step"]
 

@@ -2,17 +2,15 @@
 
 from lbbsp_core.sim.asynchronous import AsyncRun, run_async
 from lbbsp_core.sim.cluster import ReplayedCluster, SimulatedCluster, replay_trace
-from lbbsp_core.sim.communication import FixedTime, ParameterServer, RingAllReduce
-from lbbsp_core.sim.config import SimConfig
+from lbbsp_core.sim.communication import FixedTime, ParameterServer, RingAllReduce, ServerLinks
+from lbbsp_core.sim.config import LognormalWork, SimConfig
 from lbbsp_core.sim.engine import Timeline, run_bsp, run_oracle
 from lbbsp_core.sim.events import Change, Schedule, schedule
 from lbbsp_core.sim.from_run import cluster_from_run, trace_from_run
-from lbbsp_core.sim.links import ServerLinks
 from lbbsp_core.sim.scenario import PRESETS, Scenario, load_scenario
 from lbbsp_core.sim.slowdowns import Constant, Disturbance, Lognormal, Markov, Pareto
 from lbbsp_core.sim.synthetic import Preemption, SyntheticCluster, cores, synthetic_cluster
 from lbbsp_core.sim.traces import Series, Trace, TraceError, read_trace, write_trace
-from lbbsp_core.sim.work import LognormalWork
 
 __all__ = [
     "PRESETS",

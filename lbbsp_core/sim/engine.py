@@ -16,9 +16,8 @@ from lbbsp_core.runtime.loop.balancer import Balancer
 from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.sim.arrays import ArrayPlanner, fits_arrays
 from lbbsp_core.sim.cluster import SimulatedCluster
-from lbbsp_core.sim.config import SimConfig
-from lbbsp_core.sim.links import ServerLinks
-from lbbsp_core.sim.work import SimulatedSamples
+from lbbsp_core.sim.communication import ServerLinks
+from lbbsp_core.sim.config import SimConfig, SimulatedSamples
 
 Floats = npt.NDArray[np.float64]
 

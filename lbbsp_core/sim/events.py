@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.sim.links import LinkQueue, ServerLinks
+from lbbsp_core.sim.communication import LinkQueue, ServerLinks
 from lbbsp_core.sync.base import SyncDecision, Synchroniser
 from lbbsp_core.validate import require_positive
 

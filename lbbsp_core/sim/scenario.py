@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from lbbsp_core.cost import Cost, Profile
 from lbbsp_core.sim.communication import Communication, FixedTime, ParameterServer, RingAllReduce
+from lbbsp_core.sim.config import LognormalWork
 from lbbsp_core.sim.slowdowns import Constant, Disturbance, Lognormal, Markov, Noise, Pareto
 from lbbsp_core.sim.synthetic import (
     OMNILEARN,
@@ -21,7 +22,6 @@ from lbbsp_core.sim.synthetic import (
     cores,
     synthetic_cluster,
 )
-from lbbsp_core.sim.work import LognormalWork
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_known, require_nonnegative, require_positive, shortened
 

@@ -18,9 +18,14 @@ from lbbsp_core.runtime.asynchronous.coordination import CoordinatorService, Tab
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.sync import Synchroniser
 from lbbsp_mx import cluster, env
-from lbbsp_mx.devices import devices_of
 from lbbsp_mx.fence import wait_for
-from lbbsp_mx.parameters import Parameters, as_created, normalises_batches, require_dense
+from lbbsp_mx.parameters import (
+    Parameters,
+    as_created,
+    devices_of,
+    normalises_batches,
+    require_dense,
+)
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.server_optimizer import Keys, ServerOptimizer
 from lbbsp_mx.trainer.stages import clear_stale, learning, mark_gradients

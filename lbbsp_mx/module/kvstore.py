@@ -16,9 +16,9 @@ from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster, compat, env
 from lbbsp_mx.data.data_iter import Columns, PlannedIter
 from lbbsp_mx.data.sampler import Draws, make_sampler
-from lbbsp_mx.devices import devices_of_module
 from lbbsp_mx.module import module_data
 from lbbsp_mx.module.pushes import NO_OPTIMIZER, BalancedIter, ModuleSteps
+from lbbsp_mx.parameters import devices_of_module
 from lbbsp_mx.store.kvstore import GLUON_NAME, KINDS, NAME, SharedStore
 from lbbsp_mx.store.native import ALIASES, ASYNCHRONOUS, runtime
 

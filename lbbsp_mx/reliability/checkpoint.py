@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lbbsp_core.runtime.checkpoint import checkpoint as files
-from lbbsp_core.runtime.checkpoint import writer as writers
-from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint
-from lbbsp_core.runtime.checkpoint.schedule import CheckpointSchedule
-from lbbsp_core.runtime.checkpoint.serialization import Json
+from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, Json
+from lbbsp_core.runtime.checkpoint.schedule import (
+    CheckpointSchedule,
+    CheckpointWriter,
+    Every,
+    claim_folder,
+    require_every,
+)
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
@@ -43,7 +47,7 @@ class Checkpoints:
             is_idle=lambda: session.order is not None and not session.in_epoch,
             collect_own=lambda: self._or_warn(*session.save_state(alone=True)),
         )  # fmt: skip
-        self._writers: dict[Path, writers.CheckpointWriter] = {}
+        self._writers: dict[Path, CheckpointWriter] = {}
         self._has_warned = False
         self._unchecked: tuple[object, Checkpoint] | None = None  # whence, and what was loaded
 
@@ -82,10 +86,10 @@ class Checkpoints:
         logger.info("continuing after step %d, from the checkpoint in %s", found.step, folder)
         return True
 
-    def resume(self, folder: str | Path, every: writers.Every) -> bool:
+    def resume(self, folder: str | Path, every: Every) -> bool:
         """Loads the newest checkpoint, then writes one regularly, and before this worker leaves."""
         require_path("folder", folder)
-        writers.require_every(every, folder)
+        require_every(every, folder)
         check_states(self._session.balancer)
         states.require_dense_weights(self._trainer.params)
         states.optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
@@ -152,14 +156,14 @@ class Checkpoints:
         if unchecked is not None and unchecked[1].step == self._session.step:
             check_same_job(unchecked[0], unchecked[1].facts, self._facts())
 
-    def _writer_to(self, folder: str | Path) -> writers.CheckpointWriter:
+    def _writer_to(self, folder: str | Path) -> CheckpointWriter:
         """Returns the writer to a folder, which worker 0 claims; a collective the first time."""
         folder = Path(folder)
         if folder not in self._writers:
-            writer, problem = writers.CheckpointWriter(folder), ""
+            writer, problem = CheckpointWriter(folder), ""
             try:
                 if self._session.rank == 0:
-                    writers.claim_folder(folder.resolve())
+                    claim_folder(folder.resolve())
             except ValueError as error:
                 problem = str(error)
             if self._session.any_worker(bool(problem)):

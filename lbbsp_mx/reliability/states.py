@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
-from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json, from_json, records_of, to_json
+from lbbsp_core.runtime.checkpoint.checkpoint import Arrays, Json, from_json, records_of, to_json
 from lbbsp_mx.parameters import is_sparse
 from lbbsp_mx.reliability.parts import TrainerParts
 

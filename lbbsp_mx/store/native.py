@@ -17,10 +17,9 @@ from lbbsp_core.runtime.options.defaults import SILENCE_SECONDS
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability import marks
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
-from lbbsp_core.runtime.reliability.background import background_thread
 from lbbsp_core.runtime.reliability.exit import on_exit
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
-from lbbsp_core.runtime.reliability.liveness import Watch, Watchdog
+from lbbsp_core.runtime.reliability.liveness import Watch, Watchdog, background_thread
 from lbbsp_mx import cluster, compat, env
 from lbbsp_mx.reliability import liveness
 from lbbsp_mx.reliability.board import KeyBoard

@@ -2,27 +2,117 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import mxnet as mx
+from mxnet import gluon
 
 from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
+from lbbsp_mx import cluster
 from lbbsp_mx.data.sampler import Draws
 from lbbsp_mx.fence import Fence
-from lbbsp_mx.parameters import Parameters, as_created, facts_of, keep_whole
+from lbbsp_mx.parameters import (
+    Parameters,
+    as_created,
+    copy_rows,
+    exchange_whole,
+    facts_of,
+    is_sparse,
+    keep_whole,
+)
 from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints
 from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.collectives import TrainerStore
+from lbbsp_mx.store.kvstore import SharedStore
 from lbbsp_mx.store.native import runtime
-from lbbsp_mx.trainer import checks
 from lbbsp_mx.trainer.control import TrainingControl
-from lbbsp_mx.trainer.session import start_session
+from lbbsp_mx.trainer.session import (
+    Store,
+    check_options,
+    gluon_store,
+    refuse_inexact,
+    start_session,
+    store_of,
+    trains_alone,
+)
 from lbbsp_mx.trainer.stages import Gradients, GradientStage, IdleDevices, learning, stages_of
 from lbbsp_mx.trainer.steps import SampleWeights, Steps, StepsBeside, Weight, total_weight
-from lbbsp_mx.trainer.store_trainer import StoreTrainer
+
+
+class StoreTrainer(gluon.Trainer):
+    """Gluon's trainer, with the methods that it calls itself.
+
+    Several workers exchange parameters and sums over `_store`; of a single one, gluon's own code
+    creates the store, sums over devices and updates, with all of its options.
+    """
+
+    mean_loss: bool
+    _session: PipelinedSession
+    _steps: Steps
+    _store: TrainerStore
+
+    def _init_kvstore(self) -> None:
+        """Creates gluon's store; states that were loaded before are those of its optimizer."""
+        if self._store.workers > 1:
+            self._kvstore, self._distributed = self._store, True
+            self._update_on_kvstore, self._kv_initialized = False, True
+            return
+        config = self._kvstore_params
+        store, updates = config["kvstore"], config["update_on_kvstore"]
+        if isinstance(store, SharedStore):  # trainers that share it have keys of their own
+            store = store.empty_copy()
+        if cluster.in_cluster() and not self._contains_sparse_weight:
+            updates = False  # as with several workers
+        self._kvstore_params = {"kvstore": store, "update_on_kvstore": updates}
+        try:
+            super()._init_kvstore()
+        finally:
+            self._kvstore_params = config
+        if self._update_on_kvstore and self._updaters[0].states:
+            updater, own = self._kvstore._updater, self._updaters[0]
+            updater.states, own.states = own.states, {}
+            updater.states_synced = dict.fromkeys(updater.states, False)
+
+    def _row_sparse_pull(self, param: gluon.Parameter, out: Any, *rows: Any, **more: Any) -> None:
+        if self._store.workers == 1:
+            super()._row_sparse_pull(param, out, *rows, **more)
+        else:
+            copy_rows(param, out)
+
+    def _init_params(self) -> None:
+        """Sends parameters whose shapes are known, and connects layers that normalise over all."""
+        if self._store.workers == 1:
+            super()._init_params()
+            return
+        waiting = list(self._params_to_init)
+        sparse = [param for param in waiting if is_sparse(param) and not param._deferred_init]
+        self._params_to_init = [param for param in waiting if param not in sparse]
+        super()._init_params()
+        for param in sparse:
+            exchange_whole(param, partial(self._store.broadcast, self._param2idx[param.name]))
+        self._connect(param for param in waiting if param not in self._params_to_init)
+
+    def _connect(self, params: Iterable[gluon.Parameter]) -> None:
+        """Connects the layers of these parameters that normalise over all workers."""
+        for param in params:
+            if hasattr(param, "lbbsp_synchronised"):
+                options = (len(self._contexts), self.mean_loss, self._steps.draws.parts)
+                param.lbbsp_synchronised.connect(self._store, self._session, *options)
+                self._steps.pauses = True
+
+    def _finish(self, param: gluon.Parameter, finish: Callable[[], None]) -> None:
+        """Sends a parameter of worker 0 when its shape has become known."""
+        deferred = bool(param._deferred_init)
+        finish()
+        if deferred:
+            vars(param).pop("_finish_deferred_init", None)
+            self._init_params()
 
 
 class Trainer(TrainingControl, StoreTrainer):
@@ -85,7 +175,7 @@ class Trainer(TrainingControl, StoreTrainer):
         params: Parameters,
         optimizer: str | mx.optimizer.Optimizer,
         optimizer_params: dict[str, object] | None = None,
-        kvstore: checks.Store = "dist_sync",
+        kvstore: Store = "dist_sync",
         compression_params: dict[str, object] | None = None,
         update_on_kvstore: bool | None = None,
         *,
@@ -103,17 +193,17 @@ class Trainer(TrainingControl, StoreTrainer):
         if beside is not None:
             beside._check_beside(global_batch_size, accumulate, options)
             global_batch_size, needing = beside._global_batch_size, []
-        alone = checks.trains_alone(kvstore) if beside is None else beside._store.workers == 1
+        alone = trains_alone(kvstore) if beside is None else beside._store.workers == 1
         own_store = (compression_params, update_on_kvstore)
-        checks.check_options(alone, *own_store, global_batch_size, needing)
+        check_options(alone, *own_store, global_batch_size, needing)
         self._stages: list[GradientStage] = []
         self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
-        stores = (checks.gluon_store(kvstore), *own_store)
+        stores = (gluon_store(kvstore), *own_store)
         super().__init__(as_created(params), optimizer, optimizer_params, *stores)
-        self.kvstore = checks.store_of(kvstore, alone) if beside is None else beside.kvstore
+        self.kvstore = store_of(kvstore, alone) if beside is None else beside.kvstore
         self._store = store = TrainerStore(self.kvstore)
         if global_batch_size is not None:
-            checks.refuse_inexact(self._params, mean_loss, accumulate)
+            refuse_inexact(self._params, mean_loss, accumulate)
         self.mean_loss, self._global_batch_size = mean_loss, global_batch_size
         self._total = 0.0  # by which gradients are divided; 0 if none are summed
         self._is_mean = False  # whether the gradients are divided already

@@ -2,14 +2,31 @@
 
 from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
-from lbbsp_tf.compat.coordination import be_patient, let_sigterm_end, lost_worker, tell_of_failure
+from lbbsp_tf.compat.coordination import (
+    be_patient,
+    compare_variables,
+    explained_by_variables,
+    let_sigterm_end,
+    lost_worker,
+    tell_of_failure,
+)
 from lbbsp_tf.compat.evaluation import patch_evaluation
 from lbbsp_tf.compat.fitting import build, patch_keras, require_targets
-from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
-from lbbsp_tf.compat.metrics import intercepted_scalars, take_whole_batches, with_results_of_all
+from lbbsp_tf.compat.metrics import (
+    added_vectors_scaled,
+    intercepted_scalars,
+    take_whole_batches,
+    token_means_scaled,
+    with_results_of_all,
+)
 from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply, sum_gradients
 from lbbsp_tf.compat.outputs import write_once_per_job
-from lbbsp_tf.compat.probing import batch_norm_in_inference, intercepted_gradients, noise_alike
+from lbbsp_tf.compat.probing import (
+    Switches,
+    batch_norm_in_inference,
+    intercepted_gradients,
+    noise_alike,
+)
 from lbbsp_tf.compat.random import forget_global_seed, has_global_seed, shared_global_seed
 from lbbsp_tf.compat.replicas import STRATEGIES, one_replica_view
 from lbbsp_tf.compat.state import (
@@ -27,7 +44,5 @@ from lbbsp_tf.compat.state import (
     start_at_batch,
     stop_adding,
 )
-from lbbsp_tf.compat.switches import Switches
 from lbbsp_tf.compat.tracing import current_graph, fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Method, Nest, local, replaced
-from lbbsp_tf.compat.variables import compare_variables, explained_by_variables

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.eager import context
 
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.options.env import DEVICES_REMEDY
+from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_tf import service
+from lbbsp_tf.activity import current_activity
+from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.values import Method, patch_broken
 
 HEARTBEAT_MILLISECONDS = 24_000
@@ -65,3 +73,97 @@ def lost_worker(error: BaseException | None, name: Callable[[str, int], str]) ->
     if unreached is None:
         return None
     return f"{name(unreached[1], int(unreached[2]))} cannot be reached any more: see its output"
+
+
+_BROADCAST = "_get_variable_creator_initial_value"
+
+_PATIENCE_MILLISECONDS = 5_000
+"""Longest wait for worker 0 to create the variable; its broadcast is then waited for."""
+
+_created: list[str] = []
+_job: list[tuple[int, int]] = []
+
+
+def compare_variables() -> None:
+    """Makes workers compare each variable that they create with that of worker 0."""
+    if service.has_time_limits():
+        patch_broken(CollectiveAllReduceExtended, _BROADCAST, "initial_value", _with_comparison)
+
+
+def _with_comparison(
+    create: Method, extended: Any, replica_id: int, device: str, primary_var: Any, **options: Any
+) -> Callable[[], Any]:
+    if replica_id:
+        return create(extended, replica_id, device, primary_var, **options)
+    if extended._num_workers > 1 and "initial_value" in options:
+        given = options["initial_value"]
+
+        def compared() -> Any:
+            value = given() if callable(given) else given
+            _compare(extended, options.get("name"), value, options.get("dtype"))
+            return value
+
+        options = {**options, "initial_value": compared}
+    create_value = create(extended, replica_id, device, primary_var, **options)
+
+    @functools.wraps(create_value)
+    def explained() -> Any:
+        with current_activity().during(Activity.MEETING), explained_by_variables(own=1):
+            return create_value()
+
+    return explained
+
+
+@contextlib.contextmanager
+def explained_by_variables(own: int = 0) -> Iterator[None]:  # 1 if this worker creates one
+    """Replaces an error of a collective by one that names the variables that differ, if any do."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if not _job:
+            raise
+        failed = FAILED in str(error)  # that worker may have created fewer variables
+        rank, workers = _job[0]
+        number = len(_created) - own
+        mine = _created[number] if own and _created else None
+        for other in range(workers):
+            theirs = None if other == rank else service.read(_key(other, number), 500)
+            if theirs not in (None, mine) and not (failed and mine is None):
+                raise _difference(number, {other: theirs, rank: mine}) from error
+            if theirs is None and mine is not None and other == 0 < rank and not failed:
+                raise _difference(number, {0: None, rank: mine}) from error
+        raise
+
+
+def _compare(extended: Any, name: str | None, value: Any, dtype: Any) -> None:
+    if not tf.executing_eagerly():
+        return
+    if not _job:
+        _job.append(rank_and_workers(extended._container_strategy().cluster_resolver))
+    rank, _ = _job[0]
+    tensor = tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype)
+    text = f"{tensor.dtype.name} {tuple(tensor.shape)}"
+    if name == "learning_rate" and tensor.shape.rank == 0:
+        text += f" = {float(tensor):.7g} (the learning rate)"
+    number = len(_created)
+    _created.append(text)
+    with contextlib.suppress(tf.errors.OpError):  # of a service that has gone: its end is noticed
+        service.write(_key(rank, number), text)
+    if rank:
+        expected = service.read(_key(0, number), _PATIENCE_MILLISECONDS)
+        if expected is not None and expected != text:
+            raise _difference(number, {0: expected, rank: text})
+
+
+def _difference(number: int, texts: dict[int, str | None]) -> DisagreementError:
+    said = ", ".join(
+        f"worker {rank} has {text or 'no such variable'}" for rank, text in sorted(texts.items())
+    )
+    return DisagreementError(
+        f"workers disagree on variable {number}, counted in the order of creation: {said}; build "
+        "the same model, with the same optimizer, on all workers"
+    )
+
+
+def _key(rank: int, number: int) -> str:
+    return f"lbbsp/variable/{rank}/{number}"

@@ -25,8 +25,14 @@ from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.fitting import is_of_keras, is_stock
-from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
-from lbbsp_tf.compat.metrics import intercepted_scalars, is_whole, take_whole_batches, whole_batches
+from lbbsp_tf.compat.metrics import (
+    added_vectors_scaled,
+    intercepted_scalars,
+    is_whole,
+    take_whole_batches,
+    token_means_scaled,
+    whole_batches,
+)
 from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.state import set_last_rows
 from lbbsp_tf.compat.tracing import fresh_traces

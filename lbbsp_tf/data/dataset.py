@@ -23,8 +23,7 @@ from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.mapping import SampleMap, composed, keeping_rows, over_samples
 from lbbsp_tf.data.options import InputOptions
-from lbbsp_tf.data.plan import Plan, SharedReads
-from lbbsp_tf.data.source import Source
+from lbbsp_tf.data.source import Plan, SharedReads, Source
 
 if TYPE_CHECKING:
     from lbbsp_tf.data.feed import TrainingInput

@@ -16,10 +16,10 @@ from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.digest import check_samples
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_tf.data.dataset import Pipeline, PlaceholderDataset
-from lbbsp_tf.data.iterators import BatchIterator
 from lbbsp_tf.data.options import InputOptions
 from lbbsp_tf.data.source import Source
-from lbbsp_tf.exchange.replicas import ReplicaSessions
+from lbbsp_tf.data.stream import BatchIterator
+from lbbsp_tf.exchange.collectives import ReplicaSessions
 
 logger = logging.getLogger("lbbsp.tf")
 

@@ -12,8 +12,7 @@ from keras.utils import PyDataset
 from lbbsp_core.validate import require_integer
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.arrays import Arrays
-from lbbsp_tf.data.batches import Batches
-from lbbsp_tf.data.items import Items
+from lbbsp_tf.data.items import Batches, Items
 from lbbsp_tf.data.mapping import SampleMap
 from lbbsp_tf.data.source import Source
 from lbbsp_tf.data.stream import Stream

@@ -25,8 +25,7 @@ from lbbsp_tf.compat.probing import whole_tracebacks
 from lbbsp_tf.exactness.effects import assigned_from_samples, factors_of_logged, targets_are_sums
 from lbbsp_tf.exactness.rounding import DOUBLE, INEXACT, SINGLE, Comparison
 from lbbsp_tf.exactness.trial import Split, Trials
-from lbbsp_tf.step.train_step import TrainStep
-from lbbsp_tf.step.weighting import Weighting
+from lbbsp_tf.step.train_step import TrainStep, Weighting
 
 logger = logging.getLogger("lbbsp.tf")
 

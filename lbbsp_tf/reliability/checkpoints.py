@@ -12,19 +12,27 @@ from typing import Final, NamedTuple
 import keras
 import tensorflow as tf
 
-from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, newest_checkpoint
-from lbbsp_core.runtime.checkpoint.schedule import CheckpointSchedule
-from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json, from_json, to_json
-from lbbsp_core.runtime.checkpoint.writer import CheckpointWriter, Every, claim_folder
+from lbbsp_core.runtime.checkpoint.checkpoint import (
+    Arrays,
+    Checkpoint,
+    Json,
+    from_json,
+    newest_checkpoint,
+    to_json,
+)
+from lbbsp_core.runtime.checkpoint.schedule import (
+    CheckpointSchedule,
+    CheckpointWriter,
+    Every,
+    claim_folder,
+)
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf import compat
 from lbbsp_tf.data.feed import TrainingInput
-from lbbsp_tf.exchange.collectives import mirrored_collectives
-from lbbsp_tf.exchange.replicas import ReplicaSessions
-from lbbsp_tf.reliability.model_state import ModelState
-from lbbsp_tf.reliability.sharing import share_checkpoint
+from lbbsp_tf.exchange.collectives import ReplicaSessions, mirrored_collectives
+from lbbsp_tf.reliability.model_state import ModelState, share_checkpoint
 
 logger = logging.getLogger("lbbsp.checkpoint")
 

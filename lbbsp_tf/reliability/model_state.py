@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
+from lbbsp_core.runtime.checkpoint.checkpoint import (
+    Arrays,
+    Checkpoint,
+    Json,
+    plain_arrays,
+    typed_arrays,
+)
 from lbbsp_tf import compat
 from lbbsp_tf.exactness.agreement import optimizers_of
+from lbbsp_tf.exchange.collectives import MirroredCollectives
 
 
 class ModelState:
@@ -133,3 +141,59 @@ def _group(arrays: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
     """Returns the arrays of a group, in the order in which they were read."""
     count = sum(each.startswith(f"{name}/") for each in arrays)
     return [arrays[f"{name}/{i}"] for i in range(count)]
+
+
+_CHUNK = 1 << 24  # bytes; a collective needs several times as much memory
+
+
+def share_checkpoint(
+    read: Callable[[], Checkpoint | None], collectives: MirroredCollectives | None
+) -> Checkpoint | None:
+    """Returns the checkpoint of the chief on all workers; a collective.
+
+    The workers need no common file system. If the chief cannot read or use it, all raise the same
+    `ValueError`.
+    """
+    found: Checkpoint | None = None
+    problem = None
+    if collectives is None or collectives.rank == 0:
+        try:
+            found = read()
+        except (OSError, ValueError) as error:
+            problem = str(error)
+    if collectives is not None:
+        found, problem = _shared(found, problem, collectives)
+    if problem is not None:
+        raise ValueError(problem)
+    return found
+
+
+def _shared(
+    found: Checkpoint | None, problem: str | None, collectives: MirroredCollectives
+) -> tuple[Checkpoint | None, str | None]:
+    arrays, types = plain_arrays(dict(found.arrays) if found else {})
+    header = {
+        "problem": problem,
+        "found": found and [found.step, dict(found.facts), found.state],
+        "types": types,
+        "arrays": [[name, each.dtype.str, each.shape] for name, each in arrays.items()],
+    }
+    text = json.dumps(header).encode() if collectives.rank == 0 else b""
+    header = json.loads(_broadcast(text, collectives))
+    if header["found"] is None:
+        return None, header["problem"]
+    for name, dtype, shape in header["arrays"]:
+        data = arrays[name].tobytes() if name in arrays else b""
+        arrays[name] = np.frombuffer(_broadcast(data, collectives), dtype).reshape(shape)
+    step, facts, state = header["found"]
+    return Checkpoint(step, facts, state, typed_arrays(arrays, header["types"])), None
+
+
+def _broadcast(data: bytes, collectives: MirroredCollectives) -> bytes:
+    """Returns the bytes of the first process; the others pass none."""
+    size = collectives.all_gather([len(data)])[0][0]
+    padded = np.frombuffer(data.ljust(size, b"\0"), np.uint8)
+    parts = [
+        collectives.broadcast(padded[start : start + _CHUNK]) for start in range(0, size, _CHUNK)
+    ]
+    return b"".join(part.tobytes() for part in parts)

@@ -22,8 +22,7 @@ from lbbsp_tf.compat import Apply, Gradient, Gradients, Method, Nest, replaced
 from lbbsp_tf.compat.metrics import whole_batches
 from lbbsp_tf.compat.random import noise_of_replica
 from lbbsp_tf.rows import count_rows, first_leaf
-from lbbsp_tf.step.train_step import TrainStep
-from lbbsp_tf.step.weighting import Weighting
+from lbbsp_tf.step.train_step import TrainStep, Weighting
 
 _NO_GRADIENT = (
     "a gradient through synchronised batch normalisation is taken of what is neither a mean nor a "

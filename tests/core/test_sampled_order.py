@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import GlobalOrder
-from lbbsp_core.runtime.checkpoint.serialization import from_json, to_json
+from lbbsp_core.runtime.checkpoint.checkpoint import from_json, to_json
 from lbbsp_core.sampled_order import SampledOrder, cut, order_of
 
 

@@ -9,13 +9,13 @@ pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 import mxnet as mx
 
 from lbbsp_core.runtime.exchange.handshake import Devices, cpu
-from lbbsp_mx import devices
+from lbbsp_mx import parameters
 
 
 def test_devices_of_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "gpu", lambda index: f"GPU {index}")
-    assert devices.devices_of([mx.cpu()]) == Devices((cpu(),))
-    assert devices.devices_of([mx.cpu(0), mx.cpu(1)]) == Devices((f"2 x {cpu()}",))
-    assert devices.devices_of([mx.gpu(0)]) == Devices(("GPU 0",), True, True)
-    assert devices.devices_of([mx.gpu(1)]) == Devices(("GPU 1",), True), "another one is sampled"
-    assert devices.devices_of([mx.gpu(0), mx.gpu(1)]) == Devices(("GPU 0, GPU 1",), True)
+    monkeypatch.setattr(parameters, "gpu", lambda index: f"GPU {index}")
+    assert parameters.devices_of([mx.cpu()]) == Devices((cpu(),))
+    assert parameters.devices_of([mx.cpu(0), mx.cpu(1)]) == Devices((f"2 x {cpu()}",))
+    assert parameters.devices_of([mx.gpu(0)]) == Devices(("GPU 0",), True, True)
+    assert parameters.devices_of([mx.gpu(1)]) == Devices(("GPU 1",), True), "another one is sampled"
+    assert parameters.devices_of([mx.gpu(0), mx.gpu(1)]) == Devices(("GPU 0, GPU 1",), True)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import lbbsp_tf
 from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
-from lbbsp_core.runtime.checkpoint.writer import CheckpointWriter
+from lbbsp_core.runtime.checkpoint.schedule import CheckpointWriter
 from lbbsp_core.runtime.reliability import preemption
 from lbbsp_core.runtime.reliability.preemption import STATUS
 from lbbsp_tf.reliability import checkpoints

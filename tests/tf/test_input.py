@@ -29,8 +29,7 @@ from lbbsp_tf.data.dataset import Pipeline, PlaceholderDataset
 from lbbsp_tf.data.feed import InputWait, TrainingInput, _of_training
 from lbbsp_tf.data.items import Items
 from lbbsp_tf.data.options import InputOptions
-from lbbsp_tf.data.plan import SharedReads
-from lbbsp_tf.data.source import Fingerprints
+from lbbsp_tf.data.source import Fingerprints, SharedReads
 from lbbsp_tf.data.stream import is_batched
 
 X, SAMPLES = 8, 27
@@ -405,6 +404,18 @@ def test_the_number_of_samples_is_found_or_asked_for(records, samples):
             open_data(records())
         return
     assert len(open_data(records())) == -(-samples // X)
+
+
+def test_a_stream_that_is_collected_while_a_step_is_traced_adds_nothing_to_the_step():
+    """The collector runs within the lock of the graph, for which an operation would wait."""
+    streams = [InputOptions(tf.data.Dataset.range(8), batched=False).open(4)]
+
+    @tf.function
+    def step():
+        streams.clear()
+        gc.collect()
+
+    assert not step.get_concrete_function().graph.get_operations()
 
 
 def test_a_stream_with_fewer_samples_than_promised_says_so():

@@ -11,8 +11,7 @@ from lbbsp_tf.exactness.proof import SAMPLES, Refusal, prove
 from lbbsp_tf.exactness.rounding import SINGLE, Comparison
 from lbbsp_tf.exactness.trial import Split, Trial
 from lbbsp_tf.exactness.verification import uneven_sizes
-from lbbsp_tf.step.train_step import TrainStep
-from lbbsp_tf.step.weighting import Weighting
+from lbbsp_tf.step.train_step import TrainStep, Weighting
 
 L = keras.layers
 ROWS = 9

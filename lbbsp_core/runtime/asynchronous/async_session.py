@@ -24,6 +24,7 @@ from lbbsp_core.registry import SYNCHRONISERS
 from lbbsp_core.runtime.asynchronous.coordination import (
     TOLD_INTEGERS,
     Answer,
+    Coordinator,
     CoordinatorService,
     Question,
     Table,
@@ -31,7 +32,6 @@ from lbbsp_core.runtime.asynchronous.coordination import (
     read_answer,
     read_log,
 )
-from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
 from lbbsp_core.runtime.exchange import protocol
 from lbbsp_core.runtime.exchange.collectives import to_integers
 from lbbsp_core.runtime.exchange.handshake import Identity

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-from lbbsp_core.runtime.checkpoint.serialization import Json
+from lbbsp_core.runtime.checkpoint.checkpoint import Json
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.handshake import Facts
 from lbbsp_core.runtime.exchange.protocol import StepMessage

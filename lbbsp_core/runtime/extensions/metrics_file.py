@@ -19,8 +19,8 @@ from weakref import WeakValueDictionary
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
 from lbbsp_core.runtime.record.figures import Figures, RunningFigures
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
-from lbbsp_core.runtime.reliability.background import BackgroundThread
 from lbbsp_core.runtime.reliability.exit import before_end
+from lbbsp_core.runtime.reliability.liveness import BackgroundThread
 
 logger = logging.getLogger("lbbsp.metrics")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lbbsp_core.runtime.checkpoint.serialization import Json
+from lbbsp_core.runtime.checkpoint.checkpoint import Json
 from lbbsp_core.runtime.exchange.protocol import StepMessage
 from lbbsp_core.runtime.extensions.base import StepExtension
 from lbbsp_core.runtime.record.record import PREEMPTED, REQUESTED, StepLine

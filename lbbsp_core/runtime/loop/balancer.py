@@ -103,7 +103,7 @@ class Balancer(Schedule):
         (6, 6)
         >>> messages = [fast.report(0.1), slow.report(0.2)]
         >>> for balancer in (fast, slow):
-        ...     balancer.receive(messages, wall_seconds=0.2)
+        ...     ended = balancer.receive(messages, wall_seconds=0.2)
         >>> fast.sizes(1), slow.sizes(1)
         ((8, 4), (8, 4))
     """

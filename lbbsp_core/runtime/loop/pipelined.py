@@ -29,7 +29,7 @@ from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.loop.running_step import Left
 from lbbsp_core.runtime.loop.session import Marks, WorkerSession
 from lbbsp_core.runtime.options.options import SessionOptions
-from lbbsp_core.runtime.reliability.background import background_thread
+from lbbsp_core.runtime.reliability.liveness import background_thread
 
 Rows = npt.NDArray[np.float32]
 _URGENT = 1 << 20  # messages are sent before all gradients

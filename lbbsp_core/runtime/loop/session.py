@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from lbbsp_core.order import GlobalOrder, Indices, Order, make_order
 from lbbsp_core.policy import Sizes
-from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
+from lbbsp_core.runtime.checkpoint.checkpoint import Arrays, Json
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.handshake import Devices, Facts, Identity
 from lbbsp_core.runtime.exchange.protocol import WIDTH, Row, decode, encode

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lbbsp_core.cost import Affine
 from lbbsp_core.order import Order
 from lbbsp_core.policy import Observation
-from lbbsp_core.runtime.checkpoint.serialization import (
+from lbbsp_core.runtime.checkpoint.checkpoint import (
     Arrays,
     Json,
     from_bytes,

@@ -17,7 +17,7 @@ import importlib, os, signal, sys
 def load():
     for name in ("processes", "launch", "profiler"):
         importlib.import_module(f"lbbsp_core.{name}")
-    for name in ("child", "reaper", "spawn", "_exec", "_reaper"):
+    for name in ("child", "_exec", "_reaper"):
         importlib.import_module(f"lbbsp_core.processes.{name}")
 
 load()

@@ -18,8 +18,7 @@ from lbbsp_core.profiler import Point, ProfileResult
 from lbbsp_core.report import draw_comparison, pictures, simulations
 from lbbsp_core.report.page import write_page
 from lbbsp_core.sim import load_scenario
-from lbbsp_core.sim.experiment import experiment_of, run_experiments
-from lbbsp_core.sim.runs import chosen_runs
+from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
 
 
 @pytest.fixture(scope="module")

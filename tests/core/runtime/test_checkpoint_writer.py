@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from lbbsp_core.runtime.checkpoint import writer as checkpoint_writer
+from lbbsp_core.runtime.checkpoint import schedule as checkpoint_writer
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, newest_checkpoint
-from lbbsp_core.runtime.checkpoint.writer import CheckpointWriter, claim_folder, require_every
+from lbbsp_core.runtime.checkpoint.schedule import CheckpointWriter, claim_folder, require_every
 
 
 def checkpoint(step):

@@ -31,12 +31,12 @@ from lbbsp_core import (
 )
 from lbbsp_core.policy import BatchConstraints
 from lbbsp_core.runtime.asynchronous.coordination import (
+    Coordinator,
     CoordinatorService,
     Question,
     question_table,
     read_answer,
 )
-from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
 from lbbsp_core.runtime.record.record import PushLine
 from lbbsp_core.sim import schedule
 

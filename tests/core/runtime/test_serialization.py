@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lbbsp_core import Measurement
 from lbbsp_core.registry import PREDICTORS
-from lbbsp_core.runtime.checkpoint.serialization import from_json, records_of, to_json
+from lbbsp_core.runtime.checkpoint.checkpoint import from_json, records_of, to_json
 
 
 def copied(state, *initial):

@@ -28,7 +28,7 @@ from lbbsp_core.runtime.loop import pipelined, running_step
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.loop.session_state import check_states
 from lbbsp_core.runtime.reliability.activity import Activity
-from lbbsp_core.runtime.reliability.background import BackgroundThread
+from lbbsp_core.runtime.reliability.liveness import BackgroundThread
 
 own = threading.local()
 

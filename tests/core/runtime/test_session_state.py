@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lbbsp_core import Balancer, Ema, GlobalOrder, LastValue, Limits, Profile
 from lbbsp_core.policy import FixedState
 from lbbsp_core.registry import POLICIES, PREDICTORS
-from lbbsp_core.runtime.checkpoint.serialization import to_bytes
+from lbbsp_core.runtime.checkpoint.checkpoint import to_bytes
 from lbbsp_core.runtime.exchange.collectives import gather_bytes, sums
 from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.loop.session_state import (

@@ -48,8 +48,7 @@ from lbbsp_core.sim import (
     run_bsp,
     run_oracle,
 )
-from lbbsp_core.sim.experiment import figures
-from lbbsp_core.sim.runs import build_policy, chosen_runs, profiled_shares
+from lbbsp_core.sim.experiment import build_policy, chosen_runs, figures, profiled_shares
 from lbbsp_core.testing import exchange_in_process
 
 SPEEDS = ([4, 4, 4, 2, 2], [2, 2, 2, 4, 4])

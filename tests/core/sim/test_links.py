@@ -29,9 +29,8 @@ from lbbsp_core.sim import (
     schedule,
     synthetic_cluster,
 )
-from lbbsp_core.sim.experiment import experiment_of, run_experiments
-from lbbsp_core.sim.links import LinkQueue
-from lbbsp_core.sim.runs import chosen_runs
+from lbbsp_core.sim.communication import LinkQueue
+from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
 
 SYNCS = (BSP(), SSP(2), ASP(), DSSP(1, 4), ElasticBSP(4))
 UNEQUAL = cores([1, 1, 2, 4], 8.0)

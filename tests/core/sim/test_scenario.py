@@ -29,8 +29,7 @@ from lbbsp_core.sim import (
     cluster_from_run,
     load_scenario,
 )
-from lbbsp_core.sim.experiment import experiment_of, run_experiments
-from lbbsp_core.sim.runs import chosen_runs
+from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
 from lbbsp_core.sim.scenario import read_scenario
 
 FILE = """

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from lbbsp_core.sim import Scenario, load_scenario
-from lbbsp_core.sim.experiment import experiment_of, run_experiments
-from lbbsp_core.sim.runs import chosen_runs
+from lbbsp_core.sim.config import LognormalWork, SimulatedSamples
+from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
 from lbbsp_core.sim.scenario import read_scenario
-from lbbsp_core.sim.work import LognormalWork, SimulatedSamples
 
 RUNS = chosen_runs(["bsp", "lbbsp"], ["ema0.5"])
 

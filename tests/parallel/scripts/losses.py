@@ -12,7 +12,7 @@ from report import largest_difference, result
 
 import lbbsp_tf
 from lbbsp_tf import training
-from lbbsp_tf.step.weighting import Weighting
+from lbbsp_tf.step.train_step import Weighting
 
 L = keras.layers
 rng = np.random.default_rng(0)
