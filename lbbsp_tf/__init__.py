@@ -19,8 +19,4 @@ from lbbsp_tf.step.batchnorm import synchronize_batch_norm  # noqa: E402
 
 compat.compare_variables()
 
-__all__ = [
-    "LoadBalancer",
-    "check_tf_config",
-    "synchronize_batch_norm",
-]
+__all__ = ["LoadBalancer", "check_tf_config", "synchronize_batch_norm"]

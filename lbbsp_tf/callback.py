@@ -130,11 +130,7 @@ class LoadBalancer(BalancedFit):
         training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
         require_every(every, checkpoint or None)
         checkpoints = checkpoint and Checkpoints(
-            checkpoint,
-            every,
-            strategy=strategy,
-            sessions=sessions,
-            training_input=training.input,
+            checkpoint, every, strategy=strategy, sessions=sessions, training_input=training.input
         )
         super().__init__(training, workers, checkpoints or None, logs=logs)
         compat.patch_keras()  # fit needs it under a strategy, also with a single replica
@@ -263,9 +259,7 @@ class LoadBalancer(BalancedFit):
         return self._input.dataset(InputOptions(**given))
 
     def loop(
-        self,
-        train_step: Callable[[Nest], Nest],
-        data: tf.data.Dataset | PlaceholderDataset,
+        self, train_step: Callable[[Nest], Nest], data: tf.data.Dataset | PlaceholderDataset
     ) -> BalancedLoop:
         """Returns a custom training loop, for users of `strategy.run` and of `train_on_batch`.
 

@@ -8,11 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
-from lbbsp_core.runtime.options.env import (
-    DEVICES_REMEDY,
-    TF_CONFIG_REMEDY,
-    tf_config_problem,
-)
+from lbbsp_core.runtime.options.env import DEVICES_REMEDY, TF_CONFIG_REMEDY, tf_config_problem
 from lbbsp_tf import env
 
 if TYPE_CHECKING:  # TF_CONFIG is checked before TensorFlow is imported

@@ -21,10 +21,7 @@ def main() -> None:
     training, held_out = digits()
     data = repeated(training, arguments.steps)
     balancer = LoadBalancer(
-        strategy,
-        GLOBAL_BATCH_SIZE,
-        policy=arguments.policy,
-        record=arguments.run_dir,
+        strategy, GLOBAL_BATCH_SIZE, policy=arguments.policy, record=arguments.run_dir
     )
     keras.utils.set_random_seed(SEED)
     with strategy.scope():

@@ -26,12 +26,7 @@ class BalancedFit(keras.callbacks.Callback):
     """Hooks of Keras, in the order in which it calls them; the base of `LoadBalancer`."""
 
     def __init__(
-        self,
-        training: Training,
-        workers: int,
-        checkpoints: Checkpoints | None,
-        *,
-        logs: bool,
+        self, training: Training, workers: int, checkpoints: Checkpoints | None, *, logs: bool
     ) -> None:
         super().__init__()
         self.strategy, self.workers = training.strategy, workers

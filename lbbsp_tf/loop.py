@@ -108,9 +108,7 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
         if self._run is None:
             run, function = self._training.strategy.run, self._train_step.function
             self._run = tf.function(
-                lambda batch: run(function, args=(batch,)),
-                autograph=False,
-                reduce_retracing=True,
+                lambda batch: run(function, args=(batch,)), autograph=False, reduce_retracing=True
             )
         for batch in self._data:
             yield self._run(batch)

@@ -53,9 +53,7 @@ def check_memory(total: int, available: int, limit: int | None) -> Finding:
 
 
 def check_gpus(
-    environment: Mapping[str, str],
-    has_device: bool,
-    import_nvml: Callable[[], Any] = import_nvml,
+    environment: Mapping[str, str], has_device: bool, import_nvml: Callable[[], Any] = import_nvml
 ) -> Iterator[Finding]:
     """Checks the GPUs of this machine, and whether their use can be measured."""
     if not has_device:

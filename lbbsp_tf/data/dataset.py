@@ -126,10 +126,7 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
     """
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        strategy: tf.distribute.Strategy,
-        feed: TrainingInput,
+        self, pipeline: Pipeline, strategy: tf.distribute.Strategy, feed: TrainingInput
     ) -> None:
         endless = tf.data.Dataset.from_tensors(pipeline.example).repeat()
         distributed = strategy.distribute_datasets_from_function(lambda context: endless)

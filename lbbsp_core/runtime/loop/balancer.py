@@ -215,11 +215,7 @@ class Balancer(Schedule):
         return RunningStep(self.step, self._shares(self.step), costs, is_short, self.first_uses)
 
     def report(
-        self,
-        busy_seconds: float,
-        *,
-        excluded: bool = False,
-        drivers: tuple[float, ...] = (),
+        self, busy_seconds: float, *, excluded: bool = False, drivers: tuple[float, ...] = ()
     ) -> StepMessage:
         """Learns from the running step, predicts, and returns this worker's message.
 

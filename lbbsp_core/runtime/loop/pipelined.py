@@ -187,10 +187,7 @@ class PipelinedSession(WorkerSession):
         super().close()
 
     def end_step(
-        self,
-        computed: Callable[[], None],
-        summed: Callable[[], None],
-        weight: float | None = None,
+        self, computed: Callable[[], None], summed: Callable[[], None], weight: float | None = None
     ) -> None:
         """Starts to pass the barrier of a step in the background, and returns at once.
 

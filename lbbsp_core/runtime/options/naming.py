@@ -82,9 +82,7 @@ def read_cost(value: AnyCost) -> Cost | CostShape:
         ) from None
 
 
-def read_limits(
-    value: LimitsOrMaximum | Sequence[LimitsOrMaximum],
-) -> Limits | tuple[Limits, ...]:
+def read_limits(value: LimitsOrMaximum | Sequence[LimitsOrMaximum]) -> Limits | tuple[Limits, ...]:
     """Returns limits in which a number stands for a maximum.
 
     Two numbers for two workers are refused: they could be a minimum and a maximum.
