@@ -38,7 +38,12 @@ from lbbsp_core.runtime.exchange.handshake import Identity
 from lbbsp_core.runtime.exchange.protocol import LINE, PeerInfo, StepMessage, fingerprint
 from lbbsp_core.runtime.loop.bounds import FIXED, BatchBounds, Situation, last, narrow
 from lbbsp_core.runtime.loop.running_step import StepMeter
-from lbbsp_core.runtime.options.naming import described, limits_by_rank
+from lbbsp_core.runtime.options.naming import (
+    described,
+    limits_by_rank,
+    read_cost,
+    read_predictor,
+)
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.record import run_header
 from lbbsp_core.runtime.record.writer import RunRecord, open_record
@@ -119,13 +124,13 @@ class AsyncSession:
         )
         self.constraints = last(narrow(known, now, FIXED))
         require_work(None, self.constraints.limits, global_batch_size)
-        cost_shape = CostShape.from_cost(options.choose_cost(), global_batch_size, workers)
+        cost_shape = CostShape.from_cost(read_cost(options.cost), global_batch_size, workers)
         if cost_shape.marginal_segments() != LINE:
             raise ValueError(
                 f"cost must be a straight line (Proportional, Affine), got {cost_shape.prior!r}: "
                 "the coordinator plans by an overhead and a slope"
             )
-        predictor = options.choose_predictor(1) if policy.uses_costs else None
+        predictor = read_predictor(options.predictor) if policy.uses_costs else None
         self._estimator = SpeedEstimator(predictor, cost_shape)
         self._estimate = self._estimator.init()
         self._first_uses = FirstUses()

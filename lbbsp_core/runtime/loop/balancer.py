@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lbbsp_core.cost import Profile, Proportional
+from lbbsp_core.cost import Profile
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.measure import OutlierFilter
 from lbbsp_core.order import Snapshot
 from lbbsp_core.policy import BatchConstraints, FirstUses, LoadBalanced, Policy, Sizes
 from lbbsp_core.policy.base import PolicyState
-from lbbsp_core.predict import Mixture, Predictor
+from lbbsp_core.predict import Predictor
 from lbbsp_core.predict.estimator import EstimatorState, SpeedEstimator
 from lbbsp_core.resources import FACTORS
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
@@ -133,8 +133,7 @@ class Balancer(Schedule):
         self._predictor, self._filter = predictor, outlier_filter or OutlierFilter()
         by_rank = limits_by_rank(limits, workers)
         self._options = BatchConstraints(global_batch_size, by_rank, granularity)
-        prior = Proportional() if cost is None else read_cost(cost)
-        self.cost_shape = CostShape.from_cost(prior, global_batch_size, workers)
+        self.cost_shape = CostShape.from_cost(read_cost(cost), global_batch_size, workers)
         self._needs_peers = self.cost_shape.marginal_segments() != LINE
         self._situation = Situation(
             self.policy,
@@ -154,10 +153,7 @@ class Balancer(Schedule):
         self._start_planning()
 
     def _choose_predictor(self) -> None:
-        given, lag = self._predictor, self.lag
-        self.predictor: Predictor = (
-            Mixture(horizon=lag) if given is None else read_predictor(given, lag)
-        )
+        self.predictor: Predictor = read_predictor(self._predictor, self.lag)
         used = self.predictor if self.policy.uses_costs else None
         self.estimator = SpeedEstimator(used, self.cost_shape, self._filter)
         self._estimate: EstimatorState = self.estimator.init()

@@ -14,10 +14,10 @@ from numbers import Integral
 from pathlib import Path
 from typing import Final
 
-from lbbsp_core.cost import Cost, Profile
+from lbbsp_core.cost import Cost, Profile, Proportional
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import Policy
-from lbbsp_core.predict import Predictor
+from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.registry import COSTS, POLICIES, PREDICTORS
 from lbbsp_core.types import Limits, training_limits
 from lbbsp_core.validate import nearest, shortened
@@ -54,13 +54,21 @@ def read_policy(value: Policy | str, **options: object) -> Policy:
     return component.build(**options)
 
 
-def read_predictor(value: Predictor | str, horizon: int = 1) -> Predictor:
-    """Returns a predictor that is given as an object or by its name."""
-    return PREDICTORS.resolve(value, horizon=horizon)
+def read_predictor(value: Predictor | str | None, horizon: int = 1) -> Predictor:
+    """Returns a predictor that is given as an object or by its name; None: the default one.
+
+    One that is made here forecasts `horizon` steps.
+    """
+    return Mixture(horizon=horizon) if value is None else PREDICTORS.resolve(value, horizon=horizon)
 
 
-def read_cost(value: AnyCost) -> Cost | CostShape:
-    """Returns a cost that is given as an object, by its name, or by the file of its profile."""
+def read_cost(value: AnyCost | None) -> Cost | CostShape:
+    """Returns a cost that is given as an object, by its name, or by the file of its profile.
+
+    None stands for `Proportional`.
+    """
+    if value is None:
+        return Proportional()
     if isinstance(value, CostShape):
         return value
     text = str(value) if isinstance(value, str | Path) else ""

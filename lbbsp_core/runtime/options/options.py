@@ -9,10 +9,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from lbbsp_core.cost import Cost, Proportional
-from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Even, LoadBalanced, Policy
-from lbbsp_core.predict import Mixture, Predictor
+from lbbsp_core.predict import Predictor
 from lbbsp_core.runtime.options import env, naming
 from lbbsp_core.runtime.options.defaults import SHORT_STEP_SECONDS, SILENCE_SECONDS
 from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum
@@ -238,16 +236,6 @@ class SessionOptions:
         if default is not None and not self._policy_options:
             return default
         return LoadBalanced(**self._policy_options)
-
-    def choose_predictor(self, horizon: int) -> Predictor:
-        """Returns the given predictor, or a `Mixture`; one made here forecasts `horizon` steps."""
-        if self.predictor is None:
-            return Mixture(horizon=horizon)
-        return naming.read_predictor(self.predictor, horizon)
-
-    def choose_cost(self) -> Cost | CostShape:
-        """Returns the given cost, or `Proportional`."""
-        return Proportional() if self.cost is None else naming.read_cost(self.cost)
 
     def choose_drivers(self, policy: Policy) -> Sequence[str] | None:
         """Returns the driving factors to sample: none if `policy` uses no predictions."""

@@ -82,6 +82,7 @@ def test_a_name_stands_for_its_object(kind: str, name: object, value: object) ->
 
 def test_a_predictor_by_name_is_trained_for_the_lag_and_an_object_keeps_its_horizon() -> None:
     assert read_predictor("narx", 3) == Narx(horizon=3)
+    assert read_predictor(None, 3) == Mixture(horizon=3)
     assert read_predictor(Narx(), 3) == Narx()
     assert read_predictor("ema0.5", 3) == Ema(0.5)  # has no horizon
     balancer = Balancer(rank=0, workers=2, global_batch_size=8, predictor="mixture", lag=3)
@@ -105,6 +106,7 @@ def test_a_cost_may_be_the_file_of_a_profile(profile: Path, kind: type) -> None:
     assert read_cost(kind(profile)) == Profile.load(profile)
     shape = CostShape(Affine(0.1, 0.1), 8)
     assert read_cost(shape) is shape
+    assert read_cost(None) == Proportional()
 
 
 def test_a_file_in_the_current_directory_may_have_any_name(

@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 
 from lbbsp_core import (
-    Affine,
     Even,
     Limits,
     LoadBalanced,
-    Mixture,
     Narx,
-    Proportional,
     SessionOptions,
 )
+from lbbsp_core.runtime.options.naming import read_predictor
 
 
 def test_a_policy_of_the_users_own_or_lb_bsp_with_options():
@@ -70,11 +68,6 @@ def test_resources_are_sampled_only_for_a_policy_that_predicts():
     assert SessionOptions().choose_drivers(LoadBalanced()) is None
 
 
-def test_the_cost_defaults_to_a_proportional_one():
-    assert SessionOptions().choose_cost() == Proportional()
-    assert SessionOptions(cost=Affine(0.1, 0.2)).choose_cost() == Affine(0.1, 0.2)
-
-
 def test_the_record_is_where_the_user_or_the_launcher_says(monkeypatch):
     monkeypatch.delenv("LBBSP_RUN_DIR", raising=False)
     assert SessionOptions().record_path() is None
@@ -89,8 +82,7 @@ def test_names_are_read_once_and_the_options_can_be_copied():
     copy = replace(options, granularity=8)
     assert copy.choose_policy() == LoadBalanced(min_gain=0.1)
     assert copy.limits == Limits(maximum=64)
-    assert copy.choose_predictor(3) == Narx(horizon=3)
-    assert SessionOptions().choose_predictor(3) == Mixture(horizon=3)
+    assert read_predictor(copy.predictor, 3) == Narx(horizon=3)
 
 
 def test_a_synchroniser_is_no_option_of_a_session():
