@@ -220,7 +220,7 @@ class Trainer(TrainingControl, StoreTrainer):
             # Peers wait for the message of the last barrier, which comes first; a slow file system
             # comes last.
             closing = (self._checkpoints.schedule.close, self._agreement.close)
-            runtime().endings.add(session.flush, *closing, session.finish_barrier)
+            runtime().endings.add(session.close, *closing, session.finish_barrier)
         if not alone:
             self._join_workers()
         else:  # gluon creates its store in the first step

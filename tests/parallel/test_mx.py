@@ -232,7 +232,7 @@ def test_a_restart_learns_what_an_unbroken_run_learns(seen):
         ("other_seed_states", "seed was 3, and is 4 now"),
         ("other_network", "had the shape (2, 4) and type float32, and has (3, 4)"),
         ("other_optimizer", "is of the optimizer SGD, and the trainer has Adam"),
-        ("own_folders", "(worker 0 that of step 4, worker 1 none, worker 2 none): use a folder"),
+        ("own_folders", "(of steps 4, none, none, by rank): use a folder"),
     ],
 )
 def test_checkpoints_of_other_jobs_are_refused_with_the_reason(seen, case, reason):

@@ -30,7 +30,7 @@ def step_charts(report: RunReport) -> Iterator[Chart]:
     yield from _forecasts(report)
     for number, (name, values) in enumerate(report.table.values.items()):
         title = f"Values of extensions: {name}"
-        caption = f"Value {name} of each worker in each step, which an extension has recorded."
+        caption = f'"{name}" of each worker in each step, as an extension has recorded it.'
         yield _by_worker(f"value-{number}", title, caption, "", report.table.steps, values)
 
 

@@ -47,7 +47,10 @@ class StepExtension:
     """Takes part in the steps of a session; subclasses override the hooks that they need.
 
     Hooks are called on the thread of the training, in the order of a step: `offer` when this worker
-    has computed its gradient, then `received` and `extend` after the barrier.
+    has computed its gradient, then `received` and `extend` after the barrier. `started` precedes
+    the steps of a fit; `summary`, `flush` and `close` follow them. `restore` comes before the first
+    step, and `state` may be asked for after `close`, which may be called twice: what is saved is
+    kept until the next `started`.
 
     Args:
         session: Session of this worker.
@@ -84,12 +87,13 @@ class StepExtension:
     def extend(self, line: StepLine) -> StepLine:
         """Returns the line of a step with what is to be recorded, such as an entry of `values`.
 
-        Called only if somebody records or observes the steps.
+        Called only where somebody records or observes the steps, as worker 0: what all workers know
+        alike is changed in `received`.
         """
         return line
 
     def summary(self) -> str:
-        """Returns a text that worker 0 logs at the end of a training; empty: none."""
+        """Returns a text that worker 0 logs, at level INFO, at the end of a fit; empty: none."""
         return ""
 
     def state(self) -> Json:
@@ -97,13 +101,16 @@ class StepExtension:
         return None
 
     def restore(self, state: Json) -> None:
-        """Continues from `state`, perhaps of another number of workers; None: none was saved."""
+        """Continues from `state`, perhaps of another number of workers; None: none was saved.
+
+        What does not fit is ignored. Tuples come back as lists.
+        """
 
     def flush(self) -> None:
         """Writes what is pending to files."""
 
     def close(self) -> None:
-        """Forgets what belongs to a training that has ended; another one may start."""
+        """Forgets what belongs to a fit that has ended, but not what is saved."""
 
 
 _Kind = TypeVar("_Kind", bound=StepExtension)
