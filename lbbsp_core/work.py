@@ -14,7 +14,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -156,16 +156,17 @@ def _cuts(places: Ints, ends: Ints, targets: list[int], bounds: Sequence[_Bounds
     `places` are the numbers of samples before each place where a step may be cut, ascending from
     0; `ends` is the work before them, in units.
     """
-    known = {each: _span(places, ends, *each) for each in dict.fromkeys(bounds)}
-    spans, final = [known[each] for each in bounds], len(places) - 1
-    goals = np.array(targets[:-1], np.int64)
+    goals, final = np.array(targets[:-1], np.int64), len(places) - 1
     above = ends.searchsorted(goals)
     below = np.maximum(above - 1, 0)
     lower = goals - ends[below] <= ends[above] - goals
     nearest = [0, *np.where(lower, below, above).tolist(), final]
-    parts = zip(spans, pairwise(nearest), strict=True)
-    if all(first[begin] <= end <= last[begin] for (first, last), (begin, end) in parts):
+    sizes, work = np.diff(places[nearest]).tolist(), np.diff(ends[nearest]).tolist()
+    if all(map(_fits, bounds, sizes, work)):
         return nearest
+    # Where the part of each worker may end, for every start: slow, and seldom needed.
+    known = {each: _span(places, ends, *each) for each in dict.fromkeys(bounds)}
+    spans = [known[each] for each in bounds]
     # From which places the workers from a rank on can divide the rest.
     possible = [np.arange(final + 1) == final]
     for first, last in reversed(spans):
@@ -185,6 +186,13 @@ def _cuts(places: Ints, ends: Ints, targets: list[int], bounds: Sequence[_Bounds
         if distances.min() > np.abs(ends - target).min():  # the others share the rest
             done, planned = int(ends[cuts[-1]]), targets[rank]
     return cuts
+
+
+def _fits(bounds: _Bounds, size: int, work: int) -> bool:
+    """Returns whether a part of a step is within the bounds of its worker."""
+    limits, most = bounds
+    fits = limits.minimum <= size and (limits.maximum is None or size <= limits.maximum)
+    return fits and (most is None or work <= most)
 
 
 def _span(places: Ints, ends: Ints, limits: Limits, most: int | None) -> tuple[Ints, Ints]:

@@ -126,6 +126,12 @@ def test_work_is_cut_at_the_nearest_sample():
     assert work.cut(np.arange(6), (1, 5), [Limits()] * 2).sizes == (2, 4)
 
 
+def test_a_cut_that_fits_is_found_without_all_others(monkeypatch):
+    monkeypatch.setattr("lbbsp_core.work._span", lambda *_: pytest.fail("slow"))
+    limits = [Limits(1, 60), Limits(0, maximum_work=80.0)]
+    assert Work([1.0] * 100, 100).cut(np.arange(100), (40, 60), limits).sizes == (40, 60)
+
+
 def test_a_worker_at_its_largest_work_leaves_the_rest_to_all_others():
     work = Work(np.ones(120), 120)
     limits = [Limits(1, None, 15.0), Limits(), Limits(), Limits()]
