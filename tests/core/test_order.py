@@ -97,6 +97,14 @@ def test_epochs_of_any_length_do_not_change_the_order() -> None:
         assert own.indices(step).tolist() == order.indices(step).tolist()
 
 
+def test_quotients_count_as_integers() -> None:
+    order = GlobalOrder(np.float64(640), 64.0, steps_per_epoch=640 / 64)  # type: ignore[arg-type]
+    assert order.key == GlobalOrder(640, 64, steps_per_epoch=10).key
+    assert [type(each) for each in order.key[:3]] == [int] * 3
+    with pytest.raises(ValueError, match=r"steps_per_epoch must be an integer >= 1, got 10.5"):
+        GlobalOrder(640, 64, steps_per_epoch=10.5)  # type: ignore[arg-type]
+
+
 def test_batches_stay_together_and_a_short_one_stays_last() -> None:
     order = GlobalOrder(10, 2, seed=1, by_batch=True)
     passes = [[order.indices(5 * n + k).tolist() for k in range(5)] for n in range(2)]
