@@ -105,7 +105,8 @@ class ResourceSampler:
             try:
                 self._sources.append(PolledSource(open_source(host), host, wanted))
             except Exception as error:  # no such file, or another format: other kernels, sandboxes
-                _logger.log(level, "Driving factors are unavailable here and stay 0: %s", error)
+                text = "The driving factors %s are unavailable here and stay 0: %s"
+                _logger.log(level, text, ", ".join(names.split()), error)
                 host.opened.close()
         self._polling = Polling(self._sources)
         self._pid, self._lock = os.getpid(), threading.Lock()

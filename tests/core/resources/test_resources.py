@@ -521,6 +521,7 @@ def test_a_machine_without_sources(
     readable = {"involuntary_switches_per_second"}
     assert {name for name, value in values.items() if value} <= readable
     assert len(caplog.records) == 8, "one message per source"
+    assert "The driving factors gpu_percent, gpu_memory_percent are unavailable" in caplog.text
     with ResourceSampler(host=host) as sampler:
         assert sampler.names == ()
 
