@@ -26,9 +26,10 @@ def hierarchies(host: Host, controller: str) -> list[list[Cgroup]]:
     """
     try:
         mounts = host.read_text("/proc/self/mountinfo")
-        lines = [line.split(":", 2) for line in host.read_text("/proc/self/cgroup").splitlines()]
+        memberships = host.read_text("/proc/self/cgroup").splitlines()
     except OSError:
         return []
+    lines = [line.split(":", 2) for line in memberships if line.count(":") >= 2]
     owns = {name: PurePosixPath(path) for _, names, path in lines for name in names.split(",")}
     found = []
     for version, root, mount in sorted(_mounts(mounts, controller)):

@@ -532,6 +532,8 @@ def test_garbled_files_count_as_missing(machine: Machine) -> None:
         machine.write(f"proc/{path}", "not\nthe format\n")
     with machine.sampler(*DESCRIPTIONS) as sampler:
         assert set(sampler.sample()) == {0.0}
+    machine.write("proc/self/mountinfo", "")
+    assert cpu_quotas(machine.host) == []
 
 
 @given(st.lists(st.tuples(st.floats(), st.floats(), st.floats()), max_size=12))
