@@ -23,6 +23,7 @@ LEFT: Final = 128 + signal.SIGTERM  # status of workers that have left on reques
 _PATIENCE_SECONDS = 2.0  # a reader of our output, say, may delay an end for as long
 _SECOND_SECONDS = 30.0  # longer than any end takes
 _ending: list[int] = []  # statuses with which the process was to end
+_failing: list[BaseException] = []  # the exception that is passed to the hooks
 _endings: list[Callable[[], None]] = []
 _messengers: list[Callable[[], None]] = []
 
@@ -165,7 +166,14 @@ def _fail_after(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """Ends the process after another hook of uncaught exceptions, such as the user's."""
+    """Ends the process after another hook of uncaught exceptions, such as the user's.
+
+    That one may call the hook that it has replaced, which is this function, too.
+    """
+    if _failing:
+        hook(kind, error, trace)
+        return
+    _failing.append(error)
     _fail(_status_of(kind), functools.partial(hook, kind, error, trace))
 
 

@@ -45,6 +45,12 @@ def test_a_script_that_ends_well_leaves(end):
         ("sys.excepthook = lambda *_: sys.stderr.write('own hook')\n1 / 0", 1, "own hook"),
         ("sys.excepthook = lambda *_: None\nraise KeyboardInterrupt", 130, ""),
         ("sys.excepthook = lambda *_: 1 / 0\nfail_fast()\nraise KeyError", 1, ""),
+        (
+            "before = sys.excepthook\nsys.excepthook = lambda *each: before(*each)\nfail_fast()\n"
+            "1 / 0",
+            1,
+            "ZeroDivisionError: division by zero\n",
+        ),
     ],
 )
 def test_a_script_that_fails_ends_at_once(end, status, said):
