@@ -1,4 +1,4 @@
-"""Child process whose output and exit are reported by threads."""
+"""Child processes: how they are spawned, reaped, and reported by threads."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class ChildProcess:
 
     def _wait(self) -> None:
         """Waits on a separate thread, so that exits are reported at once and in order."""
-        code: int | None = 1
+        code = None
         with suppress(ChildProcessError):  # this process ignores SIGCHLD: the exit status is lost
             code = wait_unreaped(self.pid)
-        self._events.put(Exited(self.index, code or 0, self.name))
+        self._events.put(Exited(self.index, 1 if code is None else code, self.name))

@@ -27,6 +27,13 @@ import numpy.typing as npt
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+Records: TypeAlias = Mapping[str, type]
+"""Classes of records by name, ``module:qualified name``."""
+
+_STATE = "state"
+
 FORMAT: Final = 2  # files of other formats are refused
 KEEP: Final = 2  # generations
 
@@ -43,7 +50,7 @@ class Checkpoint:
     Args:
         step: Number of completed steps.
         facts: Facts of the job that must be the same when it continues, by name.
-        state: State of the job, see `lbbsp_core.runtime.checkpoint.checkpoint`.
+        state: State of the job, see `to_json`.
         arrays: Arrays of the state, weights included, by name.
     """
 
@@ -229,14 +236,6 @@ def _flush_names(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
-Records: TypeAlias = Mapping[str, type]
-"""Classes of records by name, ``module:qualified name``."""
-
-_STATE = "state"
 
 
 def records_of(*states: object) -> dict[str, type]:

@@ -1,7 +1,8 @@
 """When a training writes checkpoints, and when it leaves with one: the same for all plugins.
 
 Checkpoints are written every some steps or after each epoch, when a worker got SIGTERM (all workers
-then leave together), and at the end of the training.
+then leave together), and at the end of the training; by a background thread, into a folder that one
+job at a time claims.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, write_checkpoin
 from lbbsp_core.runtime.exchange.handshake import Identity
 from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_core.validate import require_path
+
+logger = logging.getLogger("lbbsp.checkpoint")
+
+Every: TypeAlias = 'int | Literal["epoch"]'  # steps between two checkpoints, or after each epoch
 
 
 @dataclass(eq=False)
@@ -184,11 +189,6 @@ class CheckpointSchedule:
             file=sys.stderr,
         )
         return True
-
-
-logger = logging.getLogger("lbbsp.checkpoint")
-
-Every: TypeAlias = 'int | Literal["epoch"]'  # steps between two checkpoints, or after each epoch
 
 
 def require_every(every: object, folder: object) -> None:

@@ -95,7 +95,7 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Names by which users know a process.
+    """Names by which users know a process; no decision depends on them.
 
     Args:
         host: Name of its machine.

@@ -2,7 +2,8 @@
 
 Each of them takes constraints and a `Situation`, and returns constraints that are narrower, or the
 same. The `FIXED` ones are known once the workers have exchanged their facts; the `MOVING` ones
-differ from step to step. All workers have the same situation, and so the same constraints.
+differ from step to step: `ShortSteps` is the state of one of them. All workers have the same
+situation, and so the same constraints.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class Beats:
     def _apart(self) -> list[int]:
         """Returns the workers that wait between steps, while others wait for them in a step."""
         limit = self._times.apart_seconds
-        lasting = {rank: beat for rank, beat in list(self.beats.items()) if beat.seconds >= limit}
+        lasting = {rank: beat for rank, beat in sorted(self.beats.items()) if beat.seconds >= limit}
         steps = [beat.step for beat in lasting.values() if beat.activity == Activity.WAITING]
         return [
             rank

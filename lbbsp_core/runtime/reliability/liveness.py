@@ -1,7 +1,8 @@
 """Threads that read the clock, and end a process that a framework keeps waiting.
 
 An exception cannot interrupt a framework that waits inside its own library, so a thread ends the
-process. The others, or the launcher or scheduler of the job, detect that.
+process. The others, or the launcher or scheduler of the job, detect that. `background_thread` makes
+calls for frameworks that report completion only by blocking.
 """
 
 from __future__ import annotations
