@@ -11,7 +11,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -134,13 +134,17 @@ def refuse_fixed_batches(kind: type) -> None:
 
 
 def guard_profiler(quiet: Callable[[], AbstractContextManager[object]]) -> None:
-    """Starts MXNet's profiler in a context: calls of other threads that it finds running abort."""
+    """Starts MXNet's profiler in a context: calls of other threads that it finds running abort.
+
+    The profiler of the servers concerns no thread of this process, and a start may wait for them.
+    """
     from mxnet import profiler
 
     def guarded(start: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(start)
         def start_quietly(*args: Any, **kwargs: Any) -> None:
-            with quiet():
+            in_servers = "server" in (*args, *kwargs.values())
+            with nullcontext() if in_servers else quiet():
                 start(*args, **kwargs)
 
         return start_quietly

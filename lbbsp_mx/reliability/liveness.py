@@ -11,6 +11,7 @@ import math
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -59,6 +60,8 @@ class Nodes:
     def __init__(self, handle: object) -> None:
         self._handle = handle
         self._ready = False
+        self.lock = threading.Lock()
+        """Held by each call of MXNet's library, and while its profiler starts."""
 
     def is_ready(self) -> bool:
         """Returns whether the scheduler has connected all processes of the cluster."""
@@ -84,9 +87,9 @@ class Nodes:
 
     def _count_silent(self, node: int, seconds: int) -> int:
         count = ctypes.c_int()
-        check_call(
-            _LIB.MXKVStoreGetNumDeadNode(self._handle, node, ctypes.byref(count), int(seconds))
-        )
+        asked = self._handle, node, ctypes.byref(count), int(seconds)
+        with self.lock:
+            check_call(_LIB.MXKVStoreGetNumDeadNode(*asked))
         return count.value
 
 

@@ -179,9 +179,10 @@ class Runtime:
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Keeps the heartbeat and the background thread out of MXNet's library."""
+        """Keeps the threads of this package out of MXNet's library."""
         background_thread().start(lambda: None).result()  # after the barrier of the last step
-        with nullcontext() if self._board is None else self._board.using():
+        board = nullcontext() if self._board is None else self._board.using()
+        with board, self._transport.lock:  # last: meanwhile nothing watches over the scheduler
             yield
 
     def _begin_heartbeat(self, native: mx.kv.KVStore) -> None:

@@ -2,16 +2,22 @@
 
 import os
 import socket
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 lbbsp_mx = pytest.importorskip("lbbsp_mx", exc_type=ImportError)
 
+from mxnet import profiler  # noqa: E402
+
 from lbbsp_core.runtime.options import env  # noqa: E402
 from lbbsp_core.runtime.reliability import marks  # noqa: E402
+from lbbsp_mx import compat  # noqa: E402
 from lbbsp_mx.reliability import liveness  # noqa: E402
 from lbbsp_mx.reliability.liveness import Nodes, NodesWatch, SchedulerWatch, node_names  # noqa: E402
+from lbbsp_mx.store.native import runtime  # noqa: E402
 
 NAMES = node_names(workers=2, servers=1)
 PEERS = {("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)}
@@ -312,3 +318,38 @@ def test_a_wrong_limit_is_refused(monkeypatch, text):
     monkeypatch.setenv("LBBSP_SILENCE_SECONDS", text)
     with pytest.raises(ValueError, match=r"LBBSP_SILENCE_SECONDS must be .* got"):
         lbbsp_mx.env.silence_seconds()
+
+
+# --- MXNet's profiler, which aborts the process if it starts within a call of another thread ------
+
+
+def test_the_profiler_waits_for_a_look(monkeypatch):
+    inside, started, early = threading.Event(), threading.Event(), []
+
+    def count(*_):
+        inside.set()
+        early.append(started.wait(0.2))
+        return 0
+
+    nodes = Nodes(None)
+    monkeypatch.setattr(liveness, "_LIB", SimpleNamespace(MXKVStoreGetNumDeadNode=count))
+    monkeypatch.setattr(runtime(), "_transport", nodes)
+    look = threading.Thread(target=nodes.is_ready)
+    look.start()
+    inside.wait()
+    with runtime()._quiet():
+        started.set()
+    look.join()
+    assert early == [False]
+
+
+def test_a_watch_goes_on_while_the_profiler_of_the_servers_starts(monkeypatch):
+    quiet, seen = threading.Lock(), []
+    for name in ("set_state", "resume"):
+        monkeypatch.setattr(profiler, name, lambda *_, **__: seen.append(quiet.locked()))
+    compat.guard_profiler(lambda: quiet)
+    profiler.set_state("run")
+    profiler.set_state("run", "server")
+    profiler.resume()
+    profiler.resume(profile_process="server")
+    assert seen == [True, False, True, False]
