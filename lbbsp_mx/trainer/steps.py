@@ -110,6 +110,7 @@ class Steps:
 
     def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> None:
         """Begins a step, if it fits the plan and the batches that were drawn."""
+        self._warn_of_others()  # first: it explains a batch size that is not that of this plan
         unused = self.draws.check(self.session.step, params)
         if unused and self.session.workers > 1:
             raise ValueError(
@@ -131,8 +132,8 @@ class Steps:
         if at_once or self.pauses or self.session.workers == 1:
             self.session.finish_barrier()
 
-    def _check_drawing(self) -> None:
-        """Checks once that batches are drawn by this plan, whose first sizes are even."""
+    def _warn_of_others(self) -> None:
+        """Warns once if batches are drawn by the plan of another trainer."""
         other = runtime().drawn_for()
         if isinstance(other, Steps) and other is not self and other.session.in_epoch:
             if not self._has_warned:
@@ -141,6 +142,9 @@ class Steps:
                     "waits of the other: to share the batches, pass beside=trainer to one of them"
                 )
             self._has_warned = self._knows_draws = True
+
+    def _check_drawing(self) -> None:
+        """Checks once that batches are drawn by this plan, whose first sizes are even."""
         if self._knows_draws:
             return
         self._knows_draws = True

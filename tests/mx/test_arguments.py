@@ -15,6 +15,7 @@ from mxnet import gluon, nd  # noqa: E402
 
 from lbbsp_core import DSSP, Ema, Even, FixedShares, Limits, LoadBalanced  # noqa: E402
 from lbbsp_mx.data.sampler import Draws  # noqa: E402
+from lbbsp_mx.store.native import runtime  # noqa: E402
 from lbbsp_mx.trainer.steps import Steps  # noqa: E402
 
 
@@ -105,6 +106,20 @@ def test_several_workers_that_draw_without_the_plan(policy, known, outcome, capl
         steps.begin(8, [])
     steps.begin(8, [])
     assert len(caplog.records) == (outcome == "warns")
+
+
+def test_a_batch_of_another_trainer_is_refused_and_explained(monkeypatch, caplog):
+    session = SimpleNamespace(
+        workers=2, rank=0, step=0, order=None, sizes=(8, 8), in_epoch=True,
+        balancer=SimpleNamespace(policy=Even()),
+    )  # fmt: skip
+    other = Steps(session, Draws())
+    monkeypatch.setattr(runtime(), "drawn_for", lambda: other)
+    steps = Steps(session, Draws())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="step must be called with the 8 samples"):
+            steps.begin(6, [])
+    assert ["pass beside=trainer" in each.message for each in caplog.records] == [True]
 
 
 @pytest.mark.parametrize(
