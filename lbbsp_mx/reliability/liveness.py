@@ -35,6 +35,12 @@ _PROBE_SECONDS: Final = 1.0
 _ACKED: Final = slice(120, 128)  # tcpi_bytes_acked in Linux's tcp_info
 _GREETING_BYTES: Final = 64  # which the transport sends to whoever connects; it tells a peer more
 
+WAITING_SECONDS: Final = 15.0  # between two messages about processes that have not started
+_RECENT_SECONDS: Final = 1.5  # signs come every second
+_CLOSED_SECONDS: Final = 1.5  # more of silence, if a connection is closed as well
+_REGISTERED_SECONDS: Final = 4.0  # after which only heartbeats count as signs of life
+_LASTING_LOOKS: Final = 3  # at which a connection is open, unlike one that only probes the port
+
 
 def node_names(workers: int, servers: int) -> dict[int, str]:
     """Returns the names of all workers and servers by their numbers in the transport."""
@@ -133,13 +139,6 @@ def _connections() -> list[Any]:
     process = psutil.Process()
     connections = getattr(process, "net_connections", None) or process.connections
     return list(connections(kind="tcp"))
-
-
-WAITING_SECONDS: Final = 15.0  # between two messages about processes that have not started
-_RECENT_SECONDS: Final = 1.5  # signs come every second
-_CLOSED_SECONDS: Final = 1.5  # more of silence, if a connection is closed as well
-_REGISTERED_SECONDS: Final = 4.0  # after which only heartbeats count as signs of life
-_LASTING_LOOKS: Final = 3  # at which a connection is open, unlike one that only probes the port
 
 
 class _Source:

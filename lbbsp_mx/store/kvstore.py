@@ -227,7 +227,9 @@ class SharedStore(mx.kv.KVStore):
         all workers push together.
         """
         sent, self._sent_indices = self._sent_indices, None
-        if self.kind in DISTRIBUTED and sent not in (None, self._keys.indices):
+        indices = self._keys.indices
+        differs = sent not in (None, indices) and any(key != i for key, i in indices.items())
+        if differs and self.kind in DISTRIBUTED:
             self._send_optimizer(self._optimizer)
 
     @contextmanager

@@ -86,7 +86,8 @@ class Runtime:
             env.silence_seconds(),
             lambda: "" if self._board is None else self._board.explain(),
         )
-        self._watching = Watch(watch.look, self._name)
+        self._name = "this worker"  # until its number is known, for which MXNet asks its library
+        self._watching = Watch(watch.look, lambda: self._name)
         self._board: KeyBoard | None = None
         self._heartbeat: Heartbeat | None = None
         self._end_key: int | None = None
@@ -130,7 +131,7 @@ class Runtime:
         """
         return self.watchdog.deadline(
             seconds,
-            f"{self._name()} has waited {seconds:g} s {what} and exits: a worker or server did not "
+            f"{self._name} has waited {seconds:g} s {what} and exits: a worker or server did not "
             f"respond; if it only needs more time, raise wait_seconds of {owner}",
         )
 
@@ -167,7 +168,7 @@ class Runtime:
 
     def _adopt(self, native: mx.kv.KVStore) -> None:
         """Lives and ends with a distributed store from now on; a collective."""
-        self.distributed = native
+        self.distributed, self._name = native, f"worker {native.rank}"
         self._transport = liveness.Nodes(native.handle)
         on_exit(self._leave)
         compat.guard_profiler(self._quiet)
@@ -202,9 +203,6 @@ class Runtime:
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._board.close()
-
-    def _name(self) -> str:
-        return "this worker" if self.distributed is None else f"worker {self.distributed.rank}"
 
     def _leave(self) -> None:
         """Leaves the cluster together with all workers.
