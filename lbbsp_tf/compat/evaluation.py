@@ -36,7 +36,16 @@ from lbbsp_tf.compat.metrics import (
 from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.state import set_last_rows
 from lbbsp_tf.compat.tracing import fresh_traces
-from lbbsp_tf.compat.values import Method, Nest, is_patched, local, patch, patched, replaced
+from lbbsp_tf.compat.values import (
+    Method,
+    Nest,
+    PerThread,
+    is_patched,
+    local,
+    patch,
+    patched,
+    replaced,
+)
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 
 Trainer, Epochs = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
@@ -50,6 +59,9 @@ class Kind(IntEnum):
     SUM = 1
     SUM_AND_REGULARISERS = 2
     OTHER = 3
+
+
+_is_local = PerThread()  # whether `predict_on_batch` is running
 
 
 class ReplicaRows(NamedTuple):
@@ -284,10 +296,16 @@ def _make_test_function(
 def _make_predict_function(original: Method, model: Trainer, force: bool = False) -> None:
     if is_patched(model.predict_function) and not force:
         return
-    original(model, force=True)
-    function = model.predict_function
+    functions = []
+    for _ in range(2):  # for rows, and for `predict_on_batch`: they differ in their traces
+        original(model, force=True)
+        functions.append(model.predict_function)
+    function, function_of_batch = functions
 
     def predict_function(data: Nest) -> Nest:
+        if _is_local.value:
+            with replaced(keras_trainer, "reduce_per_replica", _local_part):
+                return function_of_batch(data)
         # Keras looks the step up when it traces, not when it makes the function.
         with replaced(model, "predict_step", partial(_predict_rows, model.predict_step)):
             return function(data)
@@ -295,10 +313,15 @@ def _make_predict_function(original: Method, model: Trainer, force: bool = False
     model.predict_function = patched(predict_function)
 
 
-def _predict_locally(_: object, model: Trainer, x: Nest) -> Nest:
+def _predict_locally(original: Method, model: Trainer, x: Nest) -> Nest:
     """Replaces `predict_on_batch`, whose rows every worker passes, and gets, for itself."""
-    outputs = model.predict_step((x,))
-    return keras.tree.map_structure(keras_trainer.convert_to_np_if_not_ragged, outputs)
+    with _is_local(True):
+        return original(model, x)
+
+
+def _local_part(values: Nest, strategy: tf.distribute.Strategy, reduction: str) -> Nest:
+    """Returns what the first replica of this process has computed."""
+    return local(strategy, values)
 
 
 def _agree_on_logs(global_logs: Method, original: Method, model: Trainer, logs: Logs) -> Logs:

@@ -52,7 +52,9 @@ def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
     handshake.compare(collectives, {"names of logs": " ".join(numbers)})
     metrics = _updated_metrics(model)
     own = {name: value for name, value in numbers.items() if name not in metrics}
-    means = weighted_mean(collectives, list(own.values()), compat.last_rows(model))
+    rows = compat.last_rows(model)  # of the first replica: a short batch may have none for those
+    weight = rows if any(each for (each,) in collectives.all_gather([rows])) else 1
+    means = weighted_mean(collectives, list(own.values()), weight)
     of_metrics = {name: metrics[name] for name in numbers if name in metrics}
     return {**logs, **of_metrics, **dict(zip(own, means, strict=True))}
 
