@@ -131,6 +131,8 @@ def _stacked(
                 "balancer.dataset(...) for vectors of any length"
             )
     shapes = np.array([leaf.shape for leaf in leaves], np.int64)
+    if None not in shape:
+        return np.stack(leaves), shapes
     padding = b"" if leaves[0].dtype == object else 0
     stacked = np.full([len(leaves), *shapes.max(axis=0)], padding, leaves[0].dtype)
     for place, leaf in enumerate(leaves):
