@@ -245,9 +245,9 @@ def count_samples(dataset: tf.data.Dataset, batched: bool) -> tuple[int | None, 
     It is not certain behind functions of batches, which may change the number of their samples.
     """
     elements = int(dataset.cardinality())
-    size = tf.nest.flatten(dataset.element_spec)[0].shape[0] if batched else 1
     if elements < 0:
         return None, False
+    size = tf.nest.flatten(dataset.element_spec)[0].shape[0] if batched else 1
     return _count_batched(dataset, elements) if size is None else (elements * size, True)
 
 

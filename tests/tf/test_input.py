@@ -406,6 +406,14 @@ def test_the_number_of_samples_is_found_or_asked_for(records, samples):
     assert len(open_data(records())) == -(-samples // X)
 
 
+def test_single_scalars_that_are_said_to_be_batches_are_named():
+    scalars = tf.data.Dataset.range(10).filter(lambda each: True)
+    with pytest.raises(ValueError, match=r"the number of samples .* is unknown"):
+        InputOptions(scalars, batched=True).open(2)
+    with pytest.raises(ValueError, match="scalar elements"):
+        InputOptions(scalars, batched=True, num_samples=10).open(2)
+
+
 def test_a_stream_that_is_collected_while_a_step_is_traced_adds_nothing_to_the_step():
     """The collector runs within the lock of the graph, for which an operation would wait."""
     streams = [InputOptions(tf.data.Dataset.range(8), batched=False).open(4)]
