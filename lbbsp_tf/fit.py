@@ -130,13 +130,15 @@ class BalancedFit(keras.callbacks.Callback):
             return
         self._training.end()
         self._scalars.end_fit()
-        compat.stop_adding(self._callbacks)
+        if self._callbacks is not None:
+            compat.stop_adding(self._callbacks)
+            self._callbacks = None
         self.model.train_function = None
 
     def _add_figures(self) -> None:
         """Adds figures to the logs of this fit: of the recent steps, and of the epoch."""
         self._callbacks, figures = compat.running_list(), self._figures
-        if self._adds_figures:
+        if self._adds_figures and self._callbacks is not None:
             compat.add_to_logs(
                 self._callbacks, lambda: figures.recent._asdict(), lambda: figures.epoch._asdict()
             )
