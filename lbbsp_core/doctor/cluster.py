@@ -213,10 +213,8 @@ def check_slurm(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield note("Slurm", text, "start the workers with srun, one task each, or set TF_CONFIG")
         return
     rank, tasks, nodes, per_node = (step[name] for name in _SLURM)
-    # Tasks of the nodes, such as 2(x3),1.
-    counts = re.findall(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?(?:,|$)", per_node)
-    total = sum(int(own) * int(nodes_alike or 1) for own, nodes_alike in counts)
-    if not (rank.isdecimal() and tasks.isdecimal() and int(rank) < int(tasks) == total):
+    numbers = [int(text) for text in (rank, tasks) if re.fullmatch("[0-9]{1,9}", text)]
+    if len(numbers) < 2 or not numbers[0] < numbers[1] == _total(per_node):
         given = ", ".join(f"{name}={value}" for name, value in step.items())
         remedy = "start the workers with srun, and set none of these variables yourself"
         yield problem("Slurm", f"job {job}: its variables contradict each other: {given}", remedy)
@@ -225,3 +223,13 @@ def check_slurm(environment: Mapping[str, str]) -> Iterator[Finding]:
     if environment.get("TF_CONFIG", "").strip():
         text = "TF_CONFIG describes the cluster, unless a strategy is given a SlurmClusterResolver"
         yield ok("Slurm", text)
+
+
+def _total(tasks_per_node: str) -> int | None:
+    """Returns the number of tasks that a text such as "2(x3),1" means; None if it means none."""
+    parts = [
+        re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
+        for part in tasks_per_node.split(",")
+    ]
+    numbers = [int(part[1]) * int(part[2] or 1) for part in parts if part]
+    return sum(numbers) if len(numbers) == len(parts) else None

@@ -460,6 +460,9 @@ def test_slurm():
         {"SLURM_STEP_NUM_TASKS": "4"},
         {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
         {"SLURM_STEP_TASKS_PER_NODE": "many"},
+        {"SLURM_STEP_TASKS_PER_NODE": "2,1,many"},
+        {"SLURM_STEP_TASKS_PER_NODE": "x2,1"},
+        {"SLURM_PROCID": "9" * 5000},
     ):
         found = only_problem(check_slurm({**step, **wrong}))
         assert all(f"{name}={value}" in found.message for name, value in wrong.items())
