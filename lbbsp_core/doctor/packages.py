@@ -266,7 +266,6 @@ def _run_dir(environment: Mapping[str, str]) -> Iterator[Finding]:
     path = Path(folder).absolute()
     existing = next(each for each in (path, *path.parents) if each.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        text = (
-            f"the run record cannot be written to {folder}: this user may not write to {existing}"
-        )
+        reason = f"{existing} is no folder that this user may write to"
+        text = f"the run record cannot be written to {folder}: {reason}"
         yield problem("LBBSP_RUN_DIR", text, "name another folder, or change its rights")
