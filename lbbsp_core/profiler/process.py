@@ -1,4 +1,4 @@
-"""Child process that runs the step, and may be killed when memory runs out."""
+"""Child process that runs the step, and may be killed when memory runs out; the batches to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Communication models: seconds that an exchange of gradients takes."""
+"""Communication models: seconds that an exchange of gradients takes, and queues at servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of a simulation."""
+"""Options of a simulation, and the work of its samples."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Training session of one worker whose peers need not be in the same step.
 
 It is the counterpart of `lbbsp_core.runtime.loop.session` for SSP, ASP, DSSP and ElasticBSP. A
-coordinator on a server (`coordinator.py`) decides which workers proceed and assigns the samples.
+coordinator on a server (`coordination.py`) decides which workers proceed and assigns the samples.
 The session measures, predicts, sends requests to the coordinator, waits for its answers, and
 records the pushes.
 """
