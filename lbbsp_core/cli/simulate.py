@@ -230,9 +230,9 @@ class _Clusters:
                 yield _Entrant(scenario.steps, partial(experiment_of, scenario, self.lag))
 
     def _replay(self, name: str, cluster: ReplayedCluster, seconds: float) -> _Entrant:
-        options = {"global_batch_size": cluster.global_batch_size, **self.given}
-        paid = options.pop("communication", FixedTime(seconds))
-        config = SimConfig(lag=self.lag, **options)
+        chosen = {"global_batch_size": cluster.global_batch_size, **self.given}
+        paid = chosen.pop("communication", FixedTime(seconds))
+        config = SimConfig(lag=self.lag, **chosen)
         return _Entrant(cluster.steps, partial(Experiment, name, "trace", cluster, config, paid))
 
 

@@ -18,7 +18,6 @@ from lbbsp_core.types import Measurement, is_plausible
 from lbbsp_core.validate import shortened
 
 REQUIRED = ("worker", "step", "samples", "busy_seconds")
-_REMEDY = "correct or remove the row"
 
 _LARGEST_INTEGER = 2**53
 LARGEST_DRIVER = 1e18
@@ -202,7 +201,7 @@ def _row(where: str, names: list[str], cells: list[str]) -> tuple[int, int, Meas
             "match the header; correct or remove it"
         )
     pairs = zip(names, cells, strict=True)
-    values = {name: _number(f"{where}, column {name!r}", name, text) for name, text in pairs}
+    values = {name: _number(where, name, text) for name, text in pairs}
     worker, step, samples, busy_seconds = (values.pop(name) for name in REQUIRED)
     return int(worker), int(step), Measurement(samples, busy_seconds, tuple(values.values()))
 
@@ -213,21 +212,16 @@ def _number(where: str, name: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    is_index, is_measured = name in REQUIRED[:2], name in REQUIRED[2:]
-    for is_kept, rule, remedy in (
-        (abs(value) < LARGEST_DRIVER, f"a finite number below {LARGEST_DRIVER:g}", _REMEDY),
-        (
-            not is_index or (0 <= value < _LARGEST_INTEGER and value % 1 == 0),
-            "a whole number >= 0 below 2^53",
-            _REMEDY,
-        ),
-        (not is_measured or value > 0, "> 0", "remove the row (a missing step is allowed)"),
-        (
-            not is_measured or is_plausible(value),
-            "between 1e-12 and 1e12",
-            "correct the unit, or remove the row",
-        ),
-    ):
-        if not is_kept:
-            raise TraceError(f"{where}: must be {rule}, got {shortened(text)}: {remedy}")
+    rule, remedy = "", "correct or remove the row"
+    if not abs(value) < LARGEST_DRIVER:
+        rule = f"a finite number below {LARGEST_DRIVER:g}"
+    elif name in ("worker", "step") and not (0 <= value < _LARGEST_INTEGER and value % 1 == 0):
+        rule = "a whole number >= 0 below 2^53"
+    elif name in ("samples", "busy_seconds") and value <= 0:
+        rule, remedy = "> 0", "remove the row (a missing step is allowed)"
+    elif name in ("samples", "busy_seconds") and not is_plausible(value):
+        rule, remedy = "between 1e-12 and 1e12", "correct the unit, or remove the row"
+    if rule:
+        text = f"must be {rule}, got {shortened(text)}: {remedy}"
+        raise TraceError(f"{where}, column {name!r}: {text}")
     return value
