@@ -42,7 +42,7 @@ RUNTIME_ROOMS = ("options", "reliability", "record", "exchange", "checkpoint", "
                  "asynchronous")  # fmt: skip
 KERAS_ROOMS = ("env", "service", "activity", "rows", "cluster", "compat", "exchange", "data",
                "step", "exactness", "reliability")  # fmt: skip
-MXNET_ROOMS = ("env", "devices", "fence", "parameters", "compat", "cluster", "reliability", "store",
+MXNET_ROOMS = ("env", "fence", "parameters", "compat", "cluster", "reliability", "store",
                "data", "module", "layers", "trainer", "estimator", "asynchronous")  # fmt: skip
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "_version": frozenset(),
