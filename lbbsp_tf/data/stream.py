@@ -115,6 +115,7 @@ class Stream(Source):
         self._is_counted = is_certain and counted == self.num_samples
         in_order = tf.data.Options()
         in_order.deterministic = True  # all workers must read the same order
+        in_order.autotune.enabled = False  # its thread may keep an iterator from being stopped
         in_order.experimental_optimization.inject_prefetch = False  # it opens the next pass early
         in_order.experimental_optimization.apply_default_optimizations = False
         self._dataset = dataset.with_options(in_order)
