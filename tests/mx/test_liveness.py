@@ -297,6 +297,14 @@ def test_a_sign_of_life_counts_once_whatever_the_clock_says(monkeypatch, now):
     assert [node.has_beaten(1), node.has_beaten(1)] == [True, False]
 
 
+def test_the_transport_is_not_ready_before_it_knows_of_a_node(monkeypatch):
+    library = Library(1.8e9)
+    monkeypatch.setattr(liveness, "_LIB", library)
+    node = Nodes(None)
+    monkeypatch.setattr(library, "MXKVStoreGetNumDeadNode", lambda *_: 0)
+    assert not node.is_ready()
+
+
 @pytest.mark.parametrize(
     ("told", "is_stranger"), [(10, True), (64, True), (110, False), (5000, False)]
 )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -17,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lbbsp_tf import compat
-from lbbsp_tf.reliability import _start_watch, liveness
+from lbbsp_tf.reliability import _start_watch, leaving, liveness
 
 PROGRAM = _start_watch.__file__
 
@@ -216,6 +217,22 @@ def test_a_worker_of_several_is_watched_from_its_import_on(monkeypatch, launched
     watched = (2, ["a:1", "b:1", "c:1"])
     tells = [] if launched else ["on_failure", "on_failure"]
     assert done == ["fail_fast", "begin", watched, *tells, "be_patient"]
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+def test_a_script_without_a_balancer_leaves_with_the_others_once_it_has_met_them(
+    monkeypatch, has_started
+):
+    at_exit, done = [], []
+    monkeypatch.setattr(liveness.subprocess, "Popen", Mock())
+    monkeypatch.setattr(liveness, "daemon_thread", Mock())
+    monkeypatch.setattr(liveness, "_has_started", lambda: has_started)
+    monkeypatch.setattr(liveness, "on_exit", at_exit.append)
+    monkeypatch.setattr(leaving, "leave", lambda *given: done.append(given[:2]))
+    liveness._watch_start(1, ["a:1", "b:1"])
+    for end in at_exit:
+        end()
+    assert done == [(1, 2)] * has_started
 
 
 def test_tensorflow_waits_longer_than_our_heartbeats(monkeypatch):
