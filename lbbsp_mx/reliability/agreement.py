@@ -26,6 +26,7 @@ from lbbsp_core.runtime.exchange.digest import Digest
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.extensions.settings import Setting, Settings, SettingsComparison
 from lbbsp_core.runtime.extensions.weights import WeightComparison
+from lbbsp_mx.fence import wait_for
 from lbbsp_mx.parameters import exchange_whole, is_sparse, network_of
 
 if TYPE_CHECKING:
@@ -193,9 +194,10 @@ class Agreement:
                     if is_learned:
                         yield array
 
+        others = self._others() if call == _STEP else []
+        _wait_for_readers([*self._trainer.params, *others])
         digest = Digest.of(learned()).to_integer()
         bits = int.from_bytes(seen.digest(), "big")
-        others = self._others() if call == _STEP else []
         of_others = Digest.of(param._data[0].asnumpy() for param in others).to_integer()
         row = _Row(call + self.number * len(_CALLS), bits, digest, of_others)
         rows = [_Row(*each) for each in self._session.collectives.all_gather(row)]
@@ -244,11 +246,11 @@ class Agreement:
         return np.reshape(means, numbers.shape) if numbers.ndim else means[0]
 
     def _weights(self) -> Iterator[npt.NDArray[Any]]:
-        """Yields the weights that must be equal on all workers."""
-        for each in self._compared:
-            for param in each._trainer.params:
-                if param.grad_req != "null" and param._data is not None:
-                    yield param.list_data()[0].asnumpy()
+        """Returns the weights that must be equal on all workers, once the batch is computed."""
+        params = [param for each in self._compared for param in each._trainer.params]
+        learned = [each for each in params if each.grad_req != "null" and each._data is not None]
+        _wait_for_readers(learned)
+        return (param.list_data()[0].asnumpy() for param in learned)
 
     def _settings(self) -> Settings:
         """Returns what updates depend on, besides the gradients, of all trainers of the session."""
@@ -295,6 +297,15 @@ def _differing(values: Sequence[int]) -> list[int]:
     """Returns the ranks whose parameters differ from those of worker 0 by more than rounding."""
     digests = list(map(Digest.from_integer, values))
     return [rank for rank, each in enumerate(digests) if not each.is_close(digests[0])]
+
+
+def _wait_for_readers(params: Iterable[gluon.Parameter]) -> None:
+    """Waits for the gradients of parameters, whose operations read the parameters.
+
+    A convolution of oneDNN keeps the weights that it reads in blocks of channels meanwhile: whoever
+    reads them then gets other values.
+    """
+    wait_for([param.list_grad() for param in params if param._grad is not None])
 
 
 def _factors(values: Iterable[float]) -> str:

@@ -1,5 +1,7 @@
 """One worker: what keeps models of several workers equal changes nothing."""
 
+import time
+
 import pytest
 
 lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
@@ -42,6 +44,33 @@ def test_a_mean_can_be_taken_in_the_middle_of_training():
         it.step(len(x))
         assert it.mean_over_workers(float(len(x))) == len(x)
     assert it._session.step == 4
+
+
+class Slow(mx.operator.CustomOp):
+    finished = 0
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        time.sleep(0.2)
+        Slow.finished += 1
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+@mx.operator.register("lbbsp_test_slow")
+class SlowProperties(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        return Slow()
+
+
+@pytest.mark.parametrize("read", [Agreement._weights, lambda it: it._gather(0)])
+def test_weights_are_read_when_the_batch_no_longer_reads_them(read):
+    """A convolution stores those that it reads in another layout meanwhile."""
+    net = network()
+    it, gradient = trainer(net), next(iter(net.collect_params().values())).grad()
+    before = Slow.finished
+    nd.Custom(gradient, op_type="lbbsp_test_slow", out=gradient)
+    assert Slow.finished == before, "MXNet computes in the background"
+    read(it._agreement)
+    assert Slow.finished == before + 1
 
 
 def settings(optimizer):

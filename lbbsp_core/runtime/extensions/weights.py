@@ -25,8 +25,8 @@ class WeightComparison(StepExtension):
         """Compares the workers' weights in some steps; call it at the start of every step.
 
         Args:
-            weights: Returns the weights, which must be equal on all workers; called once in
-                `compare_weights` steps.
+            weights: Returns the weights, which must be equal on all workers, when the framework
+                has computed what it reads them for; called once in `compare_weights` steps.
             now: Whether to compare them in this step in any case; the same on all workers.
         """
         self.check()
@@ -36,8 +36,9 @@ class WeightComparison(StepExtension):
         self._offers += 1
         # Also in the second one: optimizers that draw noise make weights differ at once.
         if now or self._offers == 2 or self._offers % every == 1 % every:
-            with self.session.excluded_wait():  # it may take long, and is no work on samples
-                high, low = divmod(Digest.of(weights()).to_integer(), LIMB)
+            arrays = weights()  # this may wait for gradients, which are work on samples
+            with self.session.excluded_wait():  # reading may take long, and is none
+                high, low = divmod(Digest.of(arrays).to_integer(), LIMB)
             self._offered = high, low
 
     def check(self) -> None:
