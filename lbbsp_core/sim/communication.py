@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from lbbsp_core.validate import require_nonnegative, require_positive
 
+Floats = npt.NDArray[np.float64]
+
 
 class Communication(Protocol):
     """Time of an exchange of gradients: seconds, or links at which pushes and pulls queue."""
@@ -122,9 +124,6 @@ class ParameterServer(_Link):
         return ServerLinks(own / self.servers, own, self.latency_seconds)
 
 
-Floats = npt.NDArray[np.float64]
-
-
 @dataclass(frozen=True, slots=True)
 class ServerLinks:
     """Links of the parameter servers: how long transfers occupy them.
@@ -183,7 +182,19 @@ class ServerLinks:
 
 
 class LinkQueue:
-    """Queue of transfers in one direction over the links of all servers.
+    """Queue of transfers in one direction over the links of all servers, first in, first out.
+
+    Each of S servers holds 1 / S of the model, so that every push and every pull consists of S
+    shards of equal size, one for each server. The shards enter the queues of all S links at once,
+    and a link moves one shard after another, in the order of arrival, at its full bandwidth::
+
+        sent_k = max(arrival_k, sent_{k-1}) + B / (S b)
+        received_k = max(sent_k, arrival_k + B / b) + l
+
+    with B bytes of gradient, b bytes per second of every link, and l seconds of latency. All S
+    links carry the same traffic, so that one queue stands for all of them. Links are full duplex:
+    pushes and pulls are two queues. The worker's own link bounds the duration of a transfer from
+    below (ours: it does not delay the shards in the servers' queues).
 
     Args:
         links: Seconds that transfers take.

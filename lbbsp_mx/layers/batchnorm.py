@@ -74,16 +74,20 @@ class Peers:
         accumulate: int,
     ) -> None:
         """Connects the layer to the other workers, if there are any; the trainer calls it."""
-        refused = {
-            f"one device per worker, got {devices}: start more workers": devices > 1,
-            "the loss per sample, got mean_loss=True: do not average the loss, since the trainer "
-            "divides by the global batch size": mean_loss,
-            f"accumulate = 1, got {accumulate}: leave it out, since the layer would normalise "
-            "parts of the global batch, which depend on the plan": accumulate > 1,
-        }
-        for needs, is_refused in refused.items():
-            if is_refused:
-                raise ValueError(f"SyncBatchNorm needs {needs}")
+        if devices > 1:
+            raise ValueError(
+                f"SyncBatchNorm needs one device per worker, got {devices}: start more workers"
+            )
+        if mean_loss:
+            raise ValueError(
+                "SyncBatchNorm needs the loss per sample, got mean_loss=True: do not average the "
+                "loss, since the trainer divides by the global batch size"
+            )
+        if accumulate > 1:
+            raise ValueError(
+                f"SyncBatchNorm needs accumulate = 1, got {accumulate}: leave it out, since the "
+                "layer would normalise parts of the global batch, which depend on the plan"
+            )
         turns = {}
         if store.workers > 1:
             env.allow_many_custom_operators()
@@ -113,7 +117,18 @@ class Peers:
 
 
 class _Turns:
-    """Gathers on one key, in which the workers send rows of any uses."""
+    """Gathers on one key, in which the workers send rows of any uses.
+
+    MXNet calls operators written in Python on threads of its own. It keeps the forward passes of
+    one layer in the order of the script, since they all write its running moments. Backward passes
+    that do not depend on each other run at the same time and in any order, which differs between
+    workers.
+
+    On a key the workers can only take turns: in each *turn* every worker sends the row of whatever
+    use is ready. A row therefore starts with the number of its use, which is the same on all
+    workers; who needs the rows of a use waits until every worker has sent its own. The uses that
+    are ready never depend on one that is not, so that no turn is missing.
+    """
 
     def __init__(self, store: StoreCollectives, session: PipelinedSession, width: int) -> None:
         self._store, self._session = store, session

@@ -31,6 +31,14 @@ heartbeats can, and without a word about what that worker did.
 
 FAILED = "has failed: see its output"
 
+_BROADCAST = "_get_variable_creator_initial_value"
+
+_PATIENCE_MILLISECONDS = 5_000
+"""Longest wait for worker 0 to create the variable; its broadcast is then waited for."""
+
+_created: list[str] = []
+_job: list[tuple[int, int]] = []
+
 
 def be_patient() -> None:
     """Makes strategies that are created from now on leave silent workers to our heartbeats."""
@@ -75,17 +83,13 @@ def lost_worker(error: BaseException | None, name: Callable[[str, int], str]) ->
     return f"{name(unreached[1], int(unreached[2]))} cannot be reached any more: see its output"
 
 
-_BROADCAST = "_get_variable_creator_initial_value"
-
-_PATIENCE_MILLISECONDS = 5_000
-"""Longest wait for worker 0 to create the variable; its broadcast is then waited for."""
-
-_created: list[str] = []
-_job: list[tuple[int, int]] = []
-
-
 def compare_variables() -> None:
-    """Makes workers compare each variable that they create with that of worker 0."""
+    """Makes workers compare each variable that they create with that of worker 0.
+
+    `MultiWorkerMirroredStrategy` broadcasts the initial value of each variable. Where the workers
+    build different models, it fails with errors of collectives that name no variable, or broadcasts
+    the value of another variable of the same shape.
+    """
     if service.has_time_limits():
         patch_broken(CollectiveAllReduceExtended, _BROADCAST, "initial_value", _with_comparison)
 

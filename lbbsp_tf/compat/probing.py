@@ -169,8 +169,10 @@ GAIN = 1000.0
 class Switches:
     """Switches of a step while it is traced, numbered in order; the `chosen` one is on.
 
-    It multiplies the scalar weight of a term by `GAIN`, or replaces it by that if it is 0, or
-    inverts a condition. Only what depends on no argument but `chosen`, so on no sample, has one.
+    A term of the loss may have a small weight, or begin later: with a weight that is zero at first,
+    or in the branch of a condition that is not taken yet. Switched on, it shows. A switch
+    multiplies the scalar weight of a term by `GAIN`, or replaces it by that if it is 0, or inverts
+    a condition. Only what depends on no argument but `chosen`, so on no sample, has one.
     """
 
     def __init__(self, chosen: tf.Tensor) -> None:

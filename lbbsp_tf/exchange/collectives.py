@@ -90,7 +90,9 @@ class LocalReplicas:
 class ReplicaSessions(list[WorkerSession]):
     """Sessions of the replicas of this process, in the order of their ranks.
 
-    Methods act on all of them. `collectives` have the rank of this process's first replica.
+    The unit of allocation is the replica: a device, with a batch size and a predictor of its own.
+    Only the first of them, the leader, communicates with other processes. Methods act on all of
+    them. `collectives` have the rank of this process's first replica.
     """
 
     def __init__(
