@@ -20,10 +20,11 @@ def findings() -> list[Finding]:
     known = mx.runtime.Features()
     names = [name for name in ("CUDA", "MKLDNN", "OPENMP", "DIST_KVSTORE") if name in known]
     enabled = [name for name in names if known.is_enabled(name)]
-    features = ok("features", f"{', '.join(enabled)}; {mx.context.num_gpus()} GPUs")
-    if "DIST_KVSTORE" not in enabled:
-        lacks = "it is built without DIST_KVSTORE, which connects workers"
-        features = problem("features", lacks, _REMEDY)
+    if "DIST_KVSTORE" in enabled:
+        features = ok("features", f"{', '.join(enabled)}; {mx.context.num_gpus()} GPUs")
+    else:
+        text = "it is built without DIST_KVSTORE, which connects workers"
+        features = problem("features", text, _REMEDY)
     restored = compat.restored_names()
     text = f"needed, and in place: {', '.join(restored)}" if restored else "not needed: it has all"
     found = [
@@ -35,8 +36,10 @@ def findings() -> list[Finding]:
         ("patch: sample weights of losses", compat.watch_sample_weights(lambda: None)),
         ("patch: handlers of estimators", compat.add_handlers(lambda _: [])),
     ):
-        lacks = problem(purpose, "not in place: it has no such function", _REMEDY)
-        found.append(ok(purpose, "needed, and in place") if is_there else lacks)
+        if is_there:
+            found.append(ok(purpose, "needed, and in place"))
+        else:
+            found.append(problem(purpose, "not in place: it has no such function", _REMEDY))
     return found
 
 

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from lbbsp_core.cost.base import Cost, Curve, Segment, pack_segment
 from lbbsp_core.validate import require_nonnegative, require_positive
 
+Floats = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class Affine(Curve):
@@ -62,9 +64,6 @@ class Affine(Curve):
     def packed_segments(self) -> bytes:
         """Returns the segment in the form that `allocate` reads."""
         return pack_segment(0.0, self.overhead_seconds, self.seconds_per_sample)
-
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,6 @@ from lbbsp_core.doctor import addresses
 from lbbsp_core.doctor.addresses import Resolve, Task, check_port, is_local
 from lbbsp_core.doctor.finding import Finding, note, ok, problem
 from lbbsp_core.runtime.options import env as variables
-from lbbsp_core.runtime.options.env import DMLC_NAMES
 
 _SLURM: Final = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
                  "SLURM_STEP_TASKS_PER_NODE")  # fmt: skip
@@ -145,14 +144,18 @@ def check_dmlc(
     environment: Mapping[str, str], resolve: Resolve = addresses.resolve
 ) -> Iterator[Finding]:
     """Checks the variables of MXNet's transport."""
-    given = {name: environment[name] for name in DMLC_NAMES if environment.get(name, "").strip()}
+    given = {
+        name: environment[name]
+        for name in variables.DMLC_NAMES
+        if environment.get(name, "").strip()
+    }
     if found := variables.dmlc_problem(given):
         yield problem("DMLC_*", found, variables.DMLC_REMEDY)
         return
     if not given:
         yield ok("DMLC_*", "are not set: one worker, without balancing")
         return
-    role, host, port, servers, workers = (given[name] for name in DMLC_NAMES)
+    role, host, port, servers, workers = (given[name] for name in variables.DMLC_NAMES)
     text = f"this is a {role} of {workers} workers and {servers} servers"
     yield ok("DMLC_*", f"{text}; the scheduler listens at {host}:{port}")
     yield from _check_root(role, Task("scheduler", host, int(port)), resolve)

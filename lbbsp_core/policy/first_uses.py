@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from lbbsp_core.cost import Cost
@@ -160,6 +161,7 @@ def plan_of_used_sizes(
         choices.append(sorted((float(cost(size)), size) for _, size in nearest))
     ends = sorted({seconds for own in choices for seconds, _ in own if seconds < below})
 
+    @cache
     def plan_within(most: float) -> Sizes | None:
         within = [[x for seconds, x in own if seconds <= most] for own in choices]
         return _with_sum(within, constraints.global_batch_size)

@@ -18,6 +18,14 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from lbbsp_core.processes import _exec, _reaper
 
+TAIL_LINES: Final = 80  # enough for a traceback through a framework
+TAIL_LINES_WITHOUT_TRACEBACK: Final = 20
+MAX_LINE_LENGTH: Final = 65_536  # bounds the memory used by a child that never ends its line
+JOIN_SECONDS: Final = 2.0
+
+Output: TypeAlias = Callable[[int, str], None]
+"""Called with the index of a process and a line of its output."""
+
 
 class Reaper:
     """Helper process that kills processes and removes cgroups if this process is killed.
@@ -104,15 +112,6 @@ def signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:
         return f"signal {signum}"
-
-
-TAIL_LINES: Final = 80  # enough for a traceback through a framework
-TAIL_LINES_WITHOUT_TRACEBACK: Final = 20
-MAX_LINE_LENGTH: Final = 65_536  # bounds the memory used by a child that never ends its line
-JOIN_SECONDS: Final = 2.0
-
-Output: TypeAlias = Callable[[int, str], None]
-"""Called with the index of a process and a line of its output."""
 
 
 def discard(_index: int, _line: str) -> None:

@@ -36,6 +36,13 @@ OUT_OF_MEMORY_SIGNALS: Final = ("SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS")
 
 Message: TypeAlias = dict[str, object]
 
+MAX_REPEATS = 100
+Step: TypeAlias = Callable[[int], float | None]
+"""Runs a step on a batch and returns its seconds, or None if memory ran out."""
+Progress: TypeAlias = Callable[[str, int, float | None], None]
+"""Called with an activity ("measured", "probed" or "measured again"), a batch size, and the step's
+seconds, or None if memory ran out."""
+
 
 class ProfileError(ValueError):
     """Raised when a step cannot be profiled; the message states the cause and the remedy."""
@@ -188,16 +195,6 @@ def _describe_end(code: int | None) -> str:
     if code is None:
         return "closed its pipe"
     return f"ended with status {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
-
-
-MAX_REPEATS = 100
-
-Step: TypeAlias = Callable[[int], float | None]
-"""Runs a step on a batch and returns its seconds, or None if memory ran out."""
-
-Progress: TypeAlias = Callable[[str, int, float | None], None]
-"""Called with an activity ("measured", "probed" or "measured again"), a batch size, and the step's
-seconds, or None if memory ran out."""
 
 
 class SweepResult(NamedTuple):

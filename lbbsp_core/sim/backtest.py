@@ -128,12 +128,13 @@ def evaluate(
     predictors = contenders(horizon) if predictors is None else predictors
     fewest = 2 * (WARM_UP + horizon)
     for trace in traces:
-        for short in (series for series in trace.series if len(series) < fewest):
-            raise TraceError(
-                f"{trace.path}: worker {short.worker} has {len(short)} steps, at least {fewest} "
-                f"are needed to score a horizon of {horizon}: record more, or remove this worker's "
-                "rows"
-            )
+        for series in trace.series:
+            if len(series) < fewest:
+                raise TraceError(
+                    f"{trace.path}: worker {series.worker} has {len(series)} steps, at least "
+                    f"{fewest} are needed to score a horizon of {horizon}: record more, or remove "
+                    "this worker's rows"
+                )
     result = Evaluation(horizon)
     for file, trace in zip(names_of(traces), traces, strict=True):
         result.speeds[file] = tuple(series.speeds for series in trace.series)

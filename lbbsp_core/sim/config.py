@@ -16,6 +16,8 @@ from lbbsp_core.sim.communication import ServerLinks
 from lbbsp_core.validate import require_integer, require_nonnegative
 from lbbsp_core.work import UNITS, Work
 
+Floats = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class SimConfig:
@@ -79,9 +81,6 @@ class SimConfig:
         """Returns the cost that worker `rank` assumes before it has learned."""
         cost: Any = self.cost[rank] if isinstance(self.cost, tuple) else self.cost
         return CostShape.from_cost(cost, self.global_batch_size, workers)
-
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,14 @@ from lbbsp_core.sync import Synchroniser
 Progress = Callable[[str, str, int], None]
 """Called with a trace or scenario, the title of the run, and the number of new steps."""
 
+T = TypeVar("T")
+
+LOCKSTEP: Final = "bsp"
+"""The synchroniser under which all workers are in the same step."""
+
+PROFILED: Final = 5
+"""The shares of ``fixed`` are the mean speeds in the first 1 / PROFILED of the steps."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -127,19 +135,25 @@ def run_experiments(
 
 def _play(experiment: Experiment, run: Run, progress: Progress | None) -> Timeline | AsyncRun:
     advance = None if progress is None else partial(progress, experiment.name, run.title)
-    cluster, spot = experiment.cluster, experiment.preemption
+    cluster, preemption = experiment.cluster, experiment.preemption
     even = experiment.config.global_batch_size // cluster.workers
     policy = build_policy(run.given_policy, cluster, even)
     config = experiment.together if run.sync == LOCKSTEP else experiment.alone
-    if run.sync == LOCKSTEP and spot is None:
+    if run.sync == LOCKSTEP and preemption is None:
         return run_bsp(cluster, config, policy, run.predictor, advance)
     if config.work is not None:
         raise ValueError(
             f"scenarios with [work] need common steps, and workers that stay, got sync {run.sync} "
-            f"and preemption {spot}: leave [work] out, or use sync bsp without preemption"
+            f"and preemption {preemption}: leave [work] out, or use sync bsp without preemption"
         )
     return run_async(
-        cluster, config, run.synchroniser, policy, run.predictor, preemption=spot, progress=advance
+        cluster,
+        config,
+        run.synchroniser,
+        policy,
+        run.predictor,
+        preemption=preemption,
+        progress=advance,
     )
 
 
@@ -147,15 +161,6 @@ def figures(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:
     """Returns what ``lbbsp simulate --json`` writes; a row has a ``trace`` or a ``scenario``."""
     values = map(asdict, rows)
     return {"rows": [{row.pop("kind"): row.pop("name"), **row} for row in values]}
-
-
-T = TypeVar("T")
-
-LOCKSTEP: Final = "bsp"
-"""The synchroniser under which all workers are in the same step."""
-
-PROFILED: Final = 5
-"""The shares of ``fixed`` are the mean speeds in the first 1 / PROFILED of the steps."""
 
 
 class Run(NamedTuple):

@@ -317,7 +317,8 @@ class _Servers:
 
     def push_gradients(self, *, to_sum: bool) -> None:
         """Pushes this worker's new gradients, and waits until the servers have received them."""
-        first, fresh = self.keys.sums * to_sum, clear_stale(self._params[i] for i in self.learning)
+        first = self.keys.sums if to_sum else 0
+        fresh = clear_stale(self._params[i] for i in self.learning)
         is_signal = self._keeps_pushes and not to_sum  # to update by the sums
         numbers = [i for i, new in zip(self.learning, fresh, strict=True) if new or is_signal]
         with self.waiting("for the servers to receive its gradients"):

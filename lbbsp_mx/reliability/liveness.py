@@ -145,8 +145,8 @@ class _Source:
     """What the sources of a `Watch` share in all processes.
 
     `transport` returns None before it runs. Only time in which this process was running counts as
-    silence of others. Subclasses look at a transport that is ready, or before it is, and then have
-    something to say every 15 s.
+    silence of others. Subclasses look at a transport that is ready (`_look`), or before it is
+    (`_look_before_start`, which also returns what is said every 15 s).
     """
 
     def __init__(self, transport: Callable[[], Nodes | None], silence_seconds: float) -> None:

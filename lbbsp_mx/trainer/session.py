@@ -170,7 +170,9 @@ def with_granularity(
     logger.warning(
         "global_batch_size = %d cannot be divided among %d workers in multiples of %d, the number "
         "of devices times accumulate: split batches with even_split=False, or change it",
-        *(total, workers, granularity),
+        total,
+        workers,
+        granularity,
     )
     return options
 

@@ -63,7 +63,9 @@ def state_of(purpose: str, apply: Callable[[], object]) -> State:
                     pass
     except Exception as error:  # what it changes is not there, or different
         return State(purpose, False, f"cannot be applied: {type(error).__name__}: {error}")
-    by_state = {state: [place for place, found in places if found == state] for _, state in places}
+    by_state: dict[str, list[str]] = {}
+    for place, state in places:
+        by_state.setdefault(state, []).append(place)
     if GONE in by_state:
         return State(purpose, False, f"not in place: there is no {by_state[GONE][0]} any more")
     if IN_PLACE in by_state:

@@ -20,7 +20,12 @@ from lbbsp_tf.compat.replicas import mean_over_replicas
 from lbbsp_tf.compat.values import Method, Nest, PerThread, is_patched, patched
 from lbbsp_tf.rows import Batch, count_rows
 
+logger = logging.getLogger("lbbsp.tf")
+
 Factor: TypeAlias = "Callable[[tf.Tensor, str], tf.Tensor]"
+
+LARGEST_BYTES = 1 << 16
+"""Of a sample, which each worker sends to all others for a metric written by hand."""
 
 
 def _scaled_mask(
@@ -81,12 +86,6 @@ def added_vectors_scaled(factor: tf.Tensor, batch: Batch) -> AbstractContextMana
     """
     rows = int(count_rows(batch)) if tf.executing_eagerly() else None  # unknown in a graph
     return _vectors((factor, rows))
-
-
-LARGEST_BYTES = 1 << 16
-"""Of a sample, which each worker sends to all others for a metric written by hand."""
-
-logger = logging.getLogger("lbbsp.tf")
 
 
 def _with_scalar_replaced(

@@ -28,6 +28,12 @@ from lbbsp_core.report.html.table import Floats, StepTable
 
 _FORMS = {form.__name__: form for form in (Proportional, Affine, Saturating, Profile)}
 
+MIN_LENGTH = 8
+"""Smallest number of values of a level."""
+_SIGNIFICANCE = 1e-3
+_MIN_RATIO = 1.25
+"""Levels whose medians differ by a smaller factor count as one."""
+
 
 @dataclass(frozen=True)
 class PlainEstimate:
@@ -124,14 +130,6 @@ def _overhead(shape: CostShape, amounts: Floats, busy: Floats) -> float:
         for step in (k, k + 1):
             state = shape.learn(state, float(amounts[step]), float(busy[step]))
     return state.overhead
-
-
-MIN_LENGTH = 8
-"""Smallest number of values of a level."""
-
-_SIGNIFICANCE = 1e-3
-_MIN_RATIO = 1.25
-"""Levels whose medians differ by a smaller factor count as one."""
 
 
 class Level(NamedTuple):

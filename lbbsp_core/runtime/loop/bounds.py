@@ -23,6 +23,13 @@ from lbbsp_core.validate import require_nonnegative, require_positive
 _LARGEST_RATIO = 5.0
 _RISE, _FALL = 0.025, 0.1
 
+_TIMES: Final = 2  # an even share, by default
+_GPU_GRANULARITY: Final = 8
+# Tensor cores compute in tiles: matrices of 16-bit numbers are best in multiples of 8 (NVIDIA,
+# Matrix Multiplication Background User's Guide).
+
+_FEWEST_GRANULES: Final = 8  # of an even share, so that batches can still follow speeds
+
 
 class ShortStepsState(NamedTuple):
     """What `ShortSteps` has learned.
@@ -132,15 +139,6 @@ class ShortSteps:
 @lru_cache(maxsize=8)
 def _even_plan(constraints: BatchConstraints) -> Sizes:
     return Even().init(constraints).sizes
-
-
-_TIMES: Final = 2  # an even share, by default
-
-_GPU_GRANULARITY: Final = 8
-# Tensor cores compute in tiles: matrices of 16-bit numbers are best in multiples of 8 (NVIDIA,
-# Matrix Multiplication Background User's Guide).
-
-_FEWEST_GRANULES: Final = 8  # of an even share, so that batches can still follow speeds
 
 
 @dataclass(frozen=True, slots=True)

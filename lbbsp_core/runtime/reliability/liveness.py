@@ -25,6 +25,8 @@ logger = logging.getLogger("lbbsp.liveness")
 MAX_COUNTED_SECONDS: Final = 2.0  # of the time between two looks: this process may be suspended
 _CHECK_SECONDS: Final = 0.2
 
+T = TypeVar("T")
+
 
 def daemon_thread(target: Callable[[], None], name: str) -> threading.Thread:
     """Returns a thread that a debugger leaves running while it stops the others at a breakpoint."""
@@ -102,9 +104,6 @@ class Watchdog:
     def _look(self, _: float) -> str | None:
         now = time.monotonic()
         return next((why for until, why in list(self._deadlines.values()) if now > until), None)
-
-
-T = TypeVar("T")
 
 
 class BackgroundThread:
