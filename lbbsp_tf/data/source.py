@@ -74,7 +74,7 @@ class Source(ABC):
     in_memory = False  # whether reading takes negligible time
     validation_data: Nest = None
     restore: Callable[..., Nest] | None = None
-    """Makes a sample of an element of `batches`; None if these contain the samples as they are."""
+    """Makes a sample of an element of a batch; None if batches contain the samples as they are."""
     records: Fingerprints | None = None
     """Fingerprints of what was read, if workers may read different data."""
 
