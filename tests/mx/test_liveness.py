@@ -10,11 +10,11 @@ import pytest
 
 lbbsp_mx = pytest.importorskip("lbbsp_mx", exc_type=ImportError)
 
-from mxnet import profiler  # noqa: E402
+from mxnet import MXNetError, profiler  # noqa: E402
 
 from lbbsp_core.runtime.options import env  # noqa: E402
 from lbbsp_core.runtime.reliability import marks  # noqa: E402
-from lbbsp_mx import compat  # noqa: E402
+from lbbsp_mx import compat, server  # noqa: E402
 from lbbsp_mx.reliability import liveness  # noqa: E402
 from lbbsp_mx.reliability.liveness import Nodes, NodesWatch, SchedulerWatch, node_names  # noqa: E402
 from lbbsp_mx.store.native import runtime  # noqa: E402
@@ -206,6 +206,37 @@ def test_a_scheduler_that_has_ended_is_seen_at_once():
     why, seconds = looks(watch, 20)
     assert why == "the scheduler at 10.0.0.9:99 has ended; worker 1 is late"
     assert seconds == 2.5
+
+
+class Store:
+    """Store of a server, whose number MXNet does not tell any more while its transport stops."""
+
+    handle, stops = None, False
+
+    @property
+    def rank(self):
+        if self.stops:
+            raise MXNetError("Check failed: ready_ == true")
+        return 1
+
+
+def test_a_server_that_stops_after_the_scheduler_has_left_is_not_alarmed(monkeypatch):
+    monkeypatch.setenv("DMLC_ROLE", "server")
+    network, store = Network(), Store()
+    monkeypatch.setattr(liveness, "Nodes", lambda handle: network)
+    monkeypatch.setattr(liveness, "is_listening", lambda: True)
+    monkeypatch.setattr(liveness, "scheduler_answers", lambda: network.answers)
+    monkeypatch.setattr(server.signal, "set_wakeup_fd", lambda writer: None)
+    monkeypatch.setattr(server.signal, "signal", lambda *given: None)
+    process = server._Process(store)
+    assert looks(process, 5) is None
+    network.silent, network.answers, store.stops = {1}, False, True
+    with pytest.raises(MXNetError):  # which ends nothing: the look is not counted
+        looks(process, 5)
+    store.stops = False
+    why, _ = looks(process, 5)
+    said = "the scheduler at 10.0.0.9:99 has ended; its own output may say why; server 1 ends"
+    assert why == said
 
 
 @pytest.mark.parametrize("answers", [True, None])
