@@ -35,7 +35,7 @@ def serve() -> NoReturn:
     """Runs the server or scheduler until the job ends, and exits."""
     store = mx.kv.create("dist")
     process = _Process(store)
-    watching = Watch(process.look, end=process.end)
+    watching = Watch(process.look, process.name, end=process.end)
     watching.start()
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -96,10 +96,7 @@ class _Process:
             others = cluster.counts()[1] if self._is_scheduler else 1  # than workers
             if len(liveness.peers()) <= others:
                 end_now(LEFT)
-        why = self._watch.look(seconds)
-        # A server whose transport stops, since the job has ended in order, has no number any more:
-        # this look fails, and that the scheduler has ended is no news.
-        return f"{why}; {self.name()} ends" if why else None
+        return self._watch.look(seconds)
 
     def end(self, status: int, why: str) -> NoReturn:
         end_now(status if self._asked_seconds is None else LEFT, why)
@@ -110,6 +107,7 @@ class _Process:
         return self._transport if self._runs else None
 
     def name(self) -> str:
+        """Returns the name; fails while the transport stops, as when a job has ended in order."""
         if self._is_scheduler:
             return "the scheduler"
         transport = self.transport()

@@ -106,9 +106,9 @@ class Peers:
 
         The kind is "moments" or "sums". The row is float32, or float64 if the parameters are.
         """
-        turns = (self._turns or {}).get(kind)
-        if turns is None:
+        if not self._turns:
             return row[None]
+        turns = self._turns[kind]
         if row.dtype != np.float64:
             return turns.gather(use, row)
         rounded = row.astype(np.float32)  # stores gather float32

@@ -131,9 +131,7 @@ class KVStore(SharedStore):
         each = devices_of_module(devices)
         session = runtime().open_session(collectives, total, chosen, parts=devices, devices=each)
         samples = source if isinstance(source, gluon.data.Dataset) else module_data.Samples(source)
-        sampler = make_sampler(
-            session, Draws(), samples, seed, bool(shuffle), None, None, drop_last=drop_last
-        )
+        sampler = make_sampler(session, Draws(), samples, seed, bool(shuffle), drop_last=drop_last)
         last = sampler.order.size(sampler.order.steps_per_epoch - 1)
         most = devices if workers > 1 else max(devices, last)
         even, served = -(-total // workers), self.distributed

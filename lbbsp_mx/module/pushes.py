@@ -55,9 +55,10 @@ class PushedKeys:
 
     def push(self, keys: Sequence[Key]) -> None:
         """Counts a push of keys."""
-        limit = 1 if self.complete else math.inf  # of keys that are new in this step
         for key in keys:
-            if self.pushes[key] >= (self._usual[key] or limit):
+            # Keys that are new in this step have no limit before it is complete.
+            most = self._usual[key] or (1 if self.complete else math.inf)
+            if self.pushes[key] >= most:
                 raise ValueError(
                     f"a step has one batch, and the gradient of {key!r} is pushed again after the "
                     "update with it: draw a batch before each update, or call train.reset() before "

@@ -11,8 +11,8 @@ from mxnet import gluon
 class TrainerParts:
     """Parts of a gluon trainer, whose private names only this file and the trainer read."""
 
-    def __init__(self, trainer: gluon.Trainer, store: Any, *, mean_loss: bool) -> None:
-        self.trainer, self.store, self.mean_loss = trainer, store, mean_loss
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.store, self.mean_loss = trainer, trainer._store, trainer.mean_loss
         self.params: list[gluon.Parameter] = trainer._params
         self.optimizer: mx.optimizer.Optimizer = trainer._optimizer
         self.contexts: list[mx.Context] = trainer._contexts

@@ -122,14 +122,11 @@ class TrainerStore(StoreCollectives):
             self._native = mx.kv.create(store.kind)  # the store's own keys may be texts
         self.type = store.type  # which gluon reads
 
-    def broadcast(
-        self, key: Hashable, value: Arrays, out: Arrays | None = None, priority: int = 0
-    ) -> None:
-        """Sends the value of worker 0 to all workers, in place if `out` is None; a collective.
+    def broadcast(self, key: Hashable, value: Arrays, out: Arrays, priority: int = 0) -> None:
+        """Sends the value of worker 0 to all workers; a collective.
 
         A key can be sent again. Waits until the values have arrived.
         """
-        out = value if out is None else out
         # The lock must not be held for long: the value may depend on a layer that gathers, or be
         # queued behind one that does, because operators share memory.
         with self.waiting("for the values of the parameters"):

@@ -227,9 +227,10 @@ class SharedStore(mx.kv.KVStore):
         all workers push together.
         """
         sent, self._sent_indices = self._sent_indices, None
+        if sent is None or self.kind not in DISTRIBUTED:
+            return
         indices = self._keys.indices
-        differs = sent not in (None, indices) and any(key != i for key, i in indices.items())
-        if differs and self.kind in DISTRIBUTED:
+        if sent != indices and any(key != index for key, index in indices.items()):
             self._send_optimizer(self._optimizer)
 
     @contextmanager

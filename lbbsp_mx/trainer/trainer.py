@@ -201,13 +201,13 @@ class Trainer(TrainingControl, StoreTrainer):
         stores = (gluon_store(kvstore), *own_store)
         super().__init__(as_created(params), optimizer, optimizer_params, *stores)
         self.kvstore = store_of(kvstore, alone) if beside is None else beside.kvstore
-        self._store = store = TrainerStore(self.kvstore)
+        self._store = TrainerStore(self.kvstore)
         if global_batch_size is not None:
             refuse_inexact(self._params, mean_loss, accumulate)
         self.mean_loss, self._global_batch_size = mean_loss, global_batch_size
         self._total = 0.0  # by which gradients are divided; 0 if none are summed
         self._is_mean = False  # whether the gradients are divided already
-        self._parts = parts = TrainerParts(self, store, mean_loss=mean_loss)
+        self._parts = parts = TrainerParts(self)
         if beside is None:
             session = start_session(parts, global_batch_size, chosen, accumulate)
             self._steps = Steps(session, Draws(accumulate, len(self._contexts)))

@@ -14,6 +14,7 @@ from mxnet import MXNetError, profiler  # noqa: E402
 
 from lbbsp_core.runtime.options import env  # noqa: E402
 from lbbsp_core.runtime.reliability import marks  # noqa: E402
+from lbbsp_core.runtime.reliability.liveness import Watch  # noqa: E402
 from lbbsp_mx import compat, server  # noqa: E402
 from lbbsp_mx.reliability import liveness  # noqa: E402
 from lbbsp_mx.reliability.liveness import Nodes, NodesWatch, SchedulerWatch, node_names  # noqa: E402
@@ -231,12 +232,20 @@ def test_a_server_that_stops_after_the_scheduler_has_left_is_not_alarmed(monkeyp
     process = server._Process(store)
     assert looks(process, 5) is None
     network.silent, network.answers, store.stops = {1}, False, True
-    with pytest.raises(MXNetError):  # which ends nothing: the look is not counted
-        looks(process, 5)
-    store.stops = False
-    why, _ = looks(process, 5)
-    said = "the scheduler at 10.0.0.9:99 has ended; its own output may say why; server 1 ends"
-    assert why == said
+    ended, looked = [], []
+
+    def look(_):
+        looked.append(process.look(0.5))
+        store.stops = len(looked) < 20  # the transport
+        return looked[-1]
+
+    watch = Watch(look, process.name, pause_seconds=0, end=lambda *given: ended.append(given))
+    watch.start()
+    watch.join()
+    said = "the scheduler at 10.0.0.9:99 has ended; its own output may say why"
+    assert looked.count(said) > 10
+    assert len(looked) == 20, "nothing ended before"
+    assert ended == [(1, f"lbbsp: {said}; server 1 ends")]
 
 
 @pytest.mark.parametrize("answers", [True, None])

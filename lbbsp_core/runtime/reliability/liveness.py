@@ -40,8 +40,8 @@ class Watch:
     """Thread that asks a source regularly for a reason to end the process, and then ends it.
 
     `look` takes the seconds since the last look, at first about 0, and returns why the process must
-    end, or None. An error in it has no effect: the next look may succeed. `name` returns the name
-    of the process for the message.
+    end, or None. `name` returns the name of the process for the message. An error in either has no
+    effect: the next look may succeed.
     """
 
     # Each source has a thread of its own: one that has to wait for a connection or a lock must not
@@ -72,14 +72,15 @@ class Watch:
     def _run(self) -> None:
         before = time.monotonic()
         while not self._stopped.is_set():
-            now, why = time.monotonic(), None
+            now, message = time.monotonic(), None
             try:
-                why = self.look(now - before)
+                if (why := self.look(now - before)) is not None:
+                    message = f"lbbsp: {why}" + (f"; {self.name()} ends" if self.name else "")
             except Exception:
                 logger.debug("a look has failed", exc_info=True)
             before = now
-            if why is not None:
-                self.end(1, f"lbbsp: {why}" + (f"; {self.name()} ends" if self.name else ""))
+            if message is not None:
+                self.end(1, message)
                 return
             self._stopped.wait(self.pause_seconds)
 

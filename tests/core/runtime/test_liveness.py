@@ -38,6 +38,12 @@ def test_the_process_is_named():
     assert ended == [(1, "lbbsp: worker 1 is lost; server 0 ends")]
 
 
+def test_it_looks_again_if_the_name_cannot_be_told_now():
+    ended, names = [], iter([0, "server 0"])
+    run(lambda _: "worker 1 is lost", ended, lambda: next(names) + "")
+    assert ended == [(1, "lbbsp: worker 1 is lost; server 0 ends")]
+
+
 def test_a_debugger_leaves_the_thread_running():
     seen = []
     run(lambda _: seen.append(threading.current_thread()) or "enough", [])
