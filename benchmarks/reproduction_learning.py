@@ -44,10 +44,10 @@ def medians(
     by_seed: list[list[tuple[Row, float]]] = []
     for seed in range(SEEDS):
         seeded = {"steps": 300, "seed": seed, **table}
-        x = read_scenario(seeded, "paper").total
+        x, own = read_scenario(seeded, "paper").total, task(seed)
         by_seed.append(
             [
-                (row, learn(task(seed), run, x).time_to(TARGET) or float("inf"))
+                (row, learn(own, run, x).time_to(TARGET) or float("inf"))
                 for syncs, policies in runs
                 for row, run in results(seeded, policies, [FAST], syncs)
             ]

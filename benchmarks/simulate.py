@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from lbbsp_core.registry import synchroniser
+from lbbsp_core.registry import SYNCHRONISERS
 from lbbsp_core.sim import Scenario, load_scenario, run_async, run_bsp, run_oracle
 from lbbsp_core.sim.experiment import build_policy, chosen_runs, experiment_of
 
@@ -50,7 +50,7 @@ def event_microseconds(scenario: str, workers: int, syncs: Sequence[str]) -> lis
     steps = max(2, EVENTS // workers)
     experiment = experiment_of(sized(scenario, workers, steps))
     runs = [
-        partial(run_async, experiment.cluster, experiment.alone, synchroniser(name))
+        partial(run_async, experiment.cluster, experiment.alone, SYNCHRONISERS.build(name))
         for name in syncs
     ]
     return [1e6 * seconds(run)[1] / (steps * workers) for run in runs]

@@ -158,9 +158,9 @@ MODELS: dict[str, Callable[[], Model]] = {"softmax": Softmax, "mlp": Mlp}
 """Models by name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """Learning task: data, model and hyper-parameters.
+    """Learning task: data, model and hyper-parameters; hashed by identity.
 
     Args:
         data: Training and test samples.
@@ -227,6 +227,7 @@ def learn(task: Task, run: Timeline | AsyncRun, global_batch_size: int) -> Curve
     return learn_schedule(task, run.schedule, run.sizes, global_batch_size)
 
 
+@lru_cache(maxsize=1)
 def learned_in_step(task: Task, global_batch_size: int, steps: int) -> Floats:
     """Returns the accuracies before the first and after each step of synchronous training.
 

@@ -258,7 +258,7 @@ SYNCHRONISERS: Final[Registry[sync.Synchroniser]] = Registry(
     Component("dssp", sync.DSSP),
     Component("elasticbsp", sync.ElasticBSP),
 )
-"""All synchronisers."""
+"""All synchronisers, such as ``ssp:3``, ``ssp:inf``, ``dssp:3:15`` and ``elasticbsp:15``."""
 
 COSTS: Final[Registry[cost.Cost]] = Registry(
     "cost",
@@ -268,20 +268,3 @@ COSTS: Final[Registry[cost.Cost]] = Registry(
     Component("saturating", cost.Saturating),
 )
 """All costs with a formula; a `Profile` is named by its file (`runtime.options.naming`)."""
-
-
-def synchroniser(text: str) -> sync.Synchroniser:
-    """Creates a synchroniser by name.
-
-    Args:
-        text: Such as ``bsp``, ``ssp:3``, ``ssp:inf``, ``asp``, ``dssp:3:15``, ``elasticbsp:15``
-            or ``module:Name``.
-
-    Raises:
-        ValueError: An unknown name (names the nearest one) or option, or a value out of range.
-
-    Example:
-        >>> synchroniser("dssp:3:15")
-        DSSP(lower=3, upper=15)
-    """
-    return SYNCHRONISERS.build(text)

@@ -191,8 +191,7 @@ def _cuts(places: Ints, ends: Ints, targets: list[int], bounds: Sequence[_Bounds
 def _fits(bounds: _Bounds, size: int, work: int) -> bool:
     """Returns whether a part of a step is within the bounds of its worker."""
     limits, most = bounds
-    fits = limits.minimum <= size and (limits.maximum is None or size <= limits.maximum)
-    return fits and (most is None or work <= most)
+    return limits.allow(size) and (most is None or work <= most)
 
 
 def _span(places: Ints, ends: Ints, limits: Limits, most: int | None) -> tuple[Ints, Ints]:

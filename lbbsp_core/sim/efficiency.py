@@ -12,10 +12,10 @@ import numpy.typing as npt
 from lbbsp_core.cost import Proportional
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import LoadBalanced
-from lbbsp_core.sim.cluster import ReplayedCluster, replay_trace
+from lbbsp_core.sim.cluster import replay_trace
 from lbbsp_core.sim.config import SimConfig
 from lbbsp_core.sim.engine import run_bsp, run_oracle
-from lbbsp_core.sim.traces import Trace
+from lbbsp_core.sim.traces import Series, Trace
 from lbbsp_core.types import Measurement
 
 Floats = npt.NDArray[np.float64]
@@ -38,7 +38,6 @@ def efficiencies(
 
     Example:
         >>> from pathlib import Path
-        >>> from lbbsp_core.sim import Series
         >>> steps, speeds = np.arange(5), (np.full(5, 20.0), np.full(5, 10.0))
         >>> measured = [(Measurement(30, 30 / own[0]),) * 5 for own in speeds]
         >>> series = tuple(Series(rank, steps, own) for rank, own in enumerate(measured))
@@ -49,21 +48,31 @@ def efficiencies(
         >>> found["swapped"] == 5 * 2 / (3 + 4 * 4)
         True
     """
-    recorded = replay_trace(trace)
+    labelled = [
+        _labelled(own, [made[rank] for made in forecasts.values()])
+        for rank, own in enumerate(trace.series)
+    ]
+    recorded = replay_trace(replace(trace, series=tuple(labelled)))
     config = SimConfig(
         recorded.global_batch_size, horizon, cost=CostShape(Proportional(), max_overhead=0)
     )
     best = run_oracle(recorded, config).total_seconds
+    ahead = recorded.known[horizon - 1 :]
+    # no plan is made for steps after the last one
+    never = (((math.nan,) * len(forecasts),) * recorded.workers,)
+    cluster = replace(recorded, known=ahead + never * (recorded.steps - len(ahead)))
     found = {}
-    for name, own in forecasts.items():
-        cluster = _with_forecasts(recorded, trace, own, horizon)
-        found[name] = best / run_bsp(cluster, config, LoadBalanced(), _Known()).total_seconds
+    for number, name in enumerate(forecasts):
+        run = run_bsp(cluster, config, LoadBalanced(), _Known(number))
+        found[name] = best / run.total_seconds
     return found
 
 
 @dataclass(frozen=True)
 class _Known:
-    """Predictor whose forecast is the only driver: it was made by another one before."""
+    """Predictor whose forecast is one of the drivers: it was made by another one before."""
+
+    driver: int
 
     def init(self) -> None:
         return None
@@ -72,16 +81,13 @@ class _Known:
         return None
 
     def predict(self, state: None, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
-        return drivers[0]
+        return drivers[self.driver]
 
 
-def _with_forecasts(
-    recorded: ReplayedCluster, trace: Trace, forecasts: Sequence[Floats], horizon: int
-) -> ReplayedCluster:
-    """Returns the cluster of a trace, whose drivers before a step are the forecasts made then."""
-    pairs = zip(trace.series, forecasts, strict=True)
-    by_step = [dict(zip(own.steps.tolist(), made.tolist(), strict=True)) for own, made in pairs]
-    common = sorted(set.intersection(*map(set, by_step)))
-    known = [tuple((own[step],) for own in by_step) for step in common[horizon - 1 :]]
-    never = ((math.nan,),) * recorded.workers  # of steps after the last one, which have no plan
-    return replace(recorded, known=(*known, *[never] * (recorded.steps - len(known))))
+def _labelled(series: Series, forecasts: Sequence[Floats]) -> Series:
+    """Returns a series whose drivers are the forecasts of the same step, one of each predictor."""
+    measurements = tuple(
+        replace(one, drivers=tuple(float(made[number]) for made in forecasts))
+        for number, one in enumerate(series.measurements)
+    )
+    return replace(series, measurements=measurements)

@@ -142,11 +142,13 @@ class ElasticBSP:
         if not active or any(runners[rank].remaining for rank in active):
             return ElasticState(runners), SyncDecision()
         kept = tuple(rank for rank, runner in enumerate(runners) if not runner.remaining)
-        after = [runner._replace(remaining=-1, released=now) for runner in runners]
         quotas = self._quotas([runners[rank] for rank in active], now)
-        for rank, quota in zip(active, quotas, strict=True):
-            after[rank] = after[rank]._replace(remaining=quota)
-        return ElasticState(tuple(after)), SyncDecision(kept, tuple(active))
+        remaining = dict(zip(active, quotas, strict=True))
+        after = tuple(
+            runner._replace(remaining=remaining.get(rank, -1), released=now)
+            for rank, runner in enumerate(runners)
+        )
+        return ElasticState(after), SyncDecision(kept, tuple(active))
 
     def _quotas(self, runners: list[Runner], now: float) -> list[int]:
         """Returns the iterations of each worker until the next barrier, shape ``(workers,)``."""

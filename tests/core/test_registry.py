@@ -34,7 +34,6 @@ from lbbsp_core.registry import (
     PREDICTORS,
     SYNCHRONISERS,
     Component,
-    synchroniser,
 )
 from lbbsp_core.sim import SimConfig, cores, run_async, run_bsp, synthetic_cluster
 from lbbsp_core.sim.backtest import contenders
@@ -130,7 +129,7 @@ def test_predictors_by_name(text: str, made: Predictor) -> None:
     ],
 )
 def test_synchronisers_by_name(text: str, made: Synchroniser) -> None:
-    assert synchroniser(text) == made
+    assert SYNCHRONISERS.build(text) == made
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_synchronisers_by_name(text: str, made: Synchroniser) -> None:
 )
 def test_texts_that_name_no_synchroniser(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        synchroniser(text)
+        SYNCHRONISERS.build(text)
 
 
 def test_fixed_takes_its_shares_from_the_caller() -> None:
@@ -251,11 +250,11 @@ def test_own_schemes_satisfy_the_contracts(schemes: Any) -> None:
 
 def test_own_schemes_by_name(schemes: Any) -> None:
     assert POLICIES.build("custom_schemes:Ranked:ratio=0.25") == schemes.Ranked(0.25)
-    assert synchroniser("custom_schemes:PeriodicBarrier:3") == schemes.PeriodicBarrier(3)
+    assert SYNCHRONISERS.build("custom_schemes:PeriodicBarrier:3") == schemes.PeriodicBarrier(3)
     with pytest.raises(ValueError, match=r"ratio must be in \(0, 1\], got 2"):
         POLICIES.build("custom_schemes:Ranked:ratio=2")
     with pytest.raises(ValueError, match="custom_schemes:Ranked is not a sync"):
-        synchroniser("custom_schemes:Ranked")
+        SYNCHRONISERS.build("custom_schemes:Ranked")
 
 
 def test_own_policy_in_the_simulator(schemes: Any) -> None:

@@ -301,7 +301,7 @@ def test_no_batch_runs_away_without_common_steps(policy: Policy, name: str) -> N
     constraints = team(3, 96, policy=policy)[0].constraints
     now = [0.0]
     coordinator = Coordinator(
-        registry.synchroniser(name), constraints, policy, clock=lambda: now[0], logs=False
+        registry.SYNCHRONISERS.build(name), constraints, policy, clock=lambda: now[0], logs=False
     )
     noise, choose, done = Noise(1), random.Random(2), [0] * 3
     for _ in range(300):
