@@ -137,5 +137,9 @@ def is_plausible(value: Real) -> bool:
     """
     if isinstance(value, float | int):  # a tenth of the time of an array of one, in every step
         return 1 / _MAX_PLAUSIBLE < value < _MAX_PLAUSIBLE
-    values = np.asarray(value)
-    return bool(np.all((values > 1 / _MAX_PLAUSIBLE) & (values < _MAX_PLAUSIBLE)))
+    return bool(np.all(plausible(np.asarray(value))))
+
+
+def plausible(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Returns which values of an array are plausible, see `is_plausible`."""
+    return np.asarray((values > 1 / _MAX_PLAUSIBLE) & (values < _MAX_PLAUSIBLE))

@@ -7,19 +7,43 @@ from pathlib import Path
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from lbbsp_core.cli import options
-from lbbsp_core.cli.options import Framework
-from lbbsp_core.cli.progress import Progress
+from lbbsp_core.cli.launch import Framework
 from lbbsp_core.demo import comparison
 from lbbsp_core.demo.comparison import FinishedRun, Plan, Training
+from lbbsp_core.report.live import LiveRun
 from lbbsp_core.report.summary import Figures
 
 _EXPLANATION = (
     "Efficiency: time of the ideal step, whose batches fit the speeds / time of a step. Without "
     "communication: the same, with the all-reduce counted as lost time."
 )
+
+
+class Progress:
+    """Progress of a run on one line, for `rich.live.Live`: steps, time of a step, batch sizes."""
+
+    def __init__(self, title: str, steps: int, record: Path) -> None:
+        self._title = title
+        self._steps = steps
+        self._run = LiveRun(record)
+
+    def __rich__(self) -> Table:
+        """Renders the current state."""
+        last = self._run.last_step if self._run.read() else None
+        done, state = 0, Text("starting the workers ...", style="dim")
+        if last is not None:
+            done, sizes = last.step + 1, " + ".join(map(str, last.sizes))
+            text = f"step {done}/{self._steps} {last.wall_seconds * 1e3:5.0f} ms  batches {sizes}"
+            state = Text(text, no_wrap=True, overflow="ellipsis")
+        row = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=self._steps, completed=done, width=16)
+        row.add_row(Text(f"{self._title:<9}", style="bold"), bar, state)
+        return row
 
 
 @options.one_line_errors

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from lbbsp_core.cli import options
-from lbbsp_core.cli.options import Framework
 from lbbsp_core.launch import GRACE_SECONDS
 from lbbsp_core.launch import launch as launch_job
+from lbbsp_core.launch.cluster import FRAMEWORKS
 
 _OURS: Final = ("--speeds", "--speeds-at", "--contention", "--max-restarts", "--elastic")
 """Options that scripts hardly have themselves."""
+
+Framework: TypeAlias = Annotated[
+    str, typer.Option(help=f"Framework to train with: {' or '.join(FRAMEWORKS)}.")
+]
+"""Option ``--framework`` of a command."""
 
 
 @options.one_line_errors

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import typer
 from rich.console import Console
 
-from lbbsp_core.launch.cluster import FRAMEWORKS
 from lbbsp_core.validate import require_known
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -155,10 +154,11 @@ def require_writable_folder(option: str, path: Path | None) -> None:
         return
     whole = path.absolute()
     existing = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
-    reason = f"no permission to write to {existing}"
     if not os.path.isdir(existing):
         reason = f"{existing} is not a folder"
-    elif os.access(existing, os.W_OK | os.X_OK):
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        reason = f"no permission to write to {existing}"
+    else:
         return
     raise ValueError(f"{option} cannot be written: {reason}: name another path")
 
@@ -187,12 +187,6 @@ def write_figures(path: Path | None, figures: Mapping[str, object]) -> None:
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n", encoding="utf-8")
-
-
-Framework: TypeAlias = Annotated[
-    str, typer.Option(help=f"Framework to train with: {' or '.join(FRAMEWORKS)}.")
-]
-"""Option ``--framework`` of a command."""
 
 
 def split_names(names: str) -> list[str]:

@@ -69,7 +69,8 @@ def profile(
     _print(out_console, result)
     if json_file == options.STDOUT:
         options.write_figures(options.STDOUT, result.figures())
-    for path in [each for each in (json_file, out) if each] or [DEFAULT_OUT]:
+    given = dict.fromkeys(path for path in (json_file, out) if path is not None)
+    for path in given or [DEFAULT_OUT]:
         if path != options.STDOUT:
             result.save(path)
             options.show(out_console, f"profile written to {path}")

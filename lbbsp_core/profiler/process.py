@@ -284,11 +284,12 @@ class BatchSweep:
 
     def _median(self, step: Step, batch: int) -> Point | None:
         times: list[float] = []
-        seconds = step(batch)  # warm-up: tracing, allocation
+        if step(batch) is None:  # warm-up: tracing, allocation
+            return None
         while len(times) < self.repeats or (
             sum(times) < self.point_seconds and len(times) < MAX_REPEATS
         ):
-            if seconds is None or (seconds := step(batch)) is None:
+            if (seconds := step(batch)) is None:
                 return None
             times.append(seconds)
         return Point(batch, median(times), len(times))

@@ -49,9 +49,7 @@ class Evaluation:
     horizon: int  # number of iterations ahead that were forecast
     # scores by file and predictor
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)
-    # measured samples per second by file, one array per worker
-    speeds: dict[str, tuple[Floats, ...]] = field(default_factory=dict)
-    # forecasts by file and predictor, aligned with `speeds`; NaN where there is no forecast
+    # forecasts by file and predictor, one array per worker; NaN where there is no forecast
     forecasts: dict[str, dict[str, tuple[Floats, ...]]] = field(default_factory=dict)
     # reason why there are no efficiencies, by file
     notes: dict[str, str] = field(default_factory=dict)
@@ -137,7 +135,7 @@ def evaluate(
                 )
     result = Evaluation(horizon)
     for file, trace in zip(names_of(traces), traces, strict=True):
-        result.speeds[file] = tuple(series.speeds for series in trace.series)
+        speeds = [series.speeds for series in trace.series]
         result.scores[file], result.forecasts[file] = {}, {}
         for name, predictor in predictors.items():
             runs = []
@@ -146,7 +144,7 @@ def evaluate(
                 if progress is not None:
                     progress(file, name, len(series))
             result.forecasts[file][name] = tuple(forecast for forecast, _ in runs)
-            result.scores[file][name] = _score(result.speeds[file], runs)
+            result.scores[file][name] = _score(speeds, runs)
         _add_efficiencies(result, file, trace)
     return result
 

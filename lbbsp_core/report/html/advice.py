@@ -190,7 +190,7 @@ def binding_limit(report: RunReport) -> Iterator[Advice]:
     sizes, planned = table.sizes[late], table.predicted[late]
     slowest = planned.max(axis=1)[:, None]
     others = np.sort(planned, axis=1)[:, -2][:, None]
-    full = ~table.is_short
+    full = table.is_full
     top = (sizes == table.sizes[full].max(axis=0)) & (planned <= _BINDING * slowest)
     bottom = (sizes == table.sizes[full].min(axis=0)) & (planned == slowest)
     bottom &= others <= _BINDING * slowest

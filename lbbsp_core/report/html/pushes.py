@@ -12,9 +12,10 @@ from lbbsp_core.report import charts
 from lbbsp_core.report.charts import Chart
 from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice, slower
 from lbbsp_core.report.html.plain import lasting_drop
-from lbbsp_core.report.html.table import Floats, Integers, known_workers, plausible, worker_names
+from lbbsp_core.report.html.table import Floats, Integers, known_workers, worker_names
 from lbbsp_core.report.page import percent, rate
 from lbbsp_core.runtime.record.record import PushLine, Run, RunHeader
+from lbbsp_core.types import plausible
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from lbbsp_core.policy import Even
 from lbbsp_core.runtime.record.record import Run, RunHeader
+from lbbsp_core.types import plausible
 from lbbsp_core.validate import one_line
 
 Floats = npt.NDArray[np.float64]
@@ -19,9 +20,6 @@ Integers = npt.NDArray[np.int64]
 
 _PLAIN = repr(Even())
 """Policy of plain BSP, as headers name it."""
-
-_LEAST, _MOST = 1e-12, 1e12
-"""Values beyond these bounds are no measurements, as in `lbbsp_core.types.is_plausible`."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +130,6 @@ def known_workers(header: RunHeader, workers: int) -> list[tuple[int, str, str]]
         for texts in (header.hosts, header.devices)
     )
     return list(zip(range(workers), *columns, strict=True))
-
-
-def plausible(values: Floats) -> Booleans:
-    """Returns which values may be measurements; NaN may not."""
-    return np.asarray((values > _LEAST) & (values < _MOST))
 
 
 def _by_name(

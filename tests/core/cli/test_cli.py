@@ -20,8 +20,8 @@ import lbbsp_core.cli
 from lbbsp_core import Profile
 from lbbsp_core.cli import launch as launch_module
 from lbbsp_core.cli.app import application
+from lbbsp_core.cli.demo import Progress
 from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
-from lbbsp_core.cli.progress import Progress
 from lbbsp_core.demo import comparison
 from lbbsp_core.launch.contention import bursty
 from lbbsp_core.runtime.record.record import StepLine, run_header
