@@ -39,8 +39,8 @@ def rank_and_workers(
     resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
 ) -> tuple[int, int]:
     """Returns this worker's rank, chief first, and N; ``(0, 1)`` without a cluster."""
-    workers = len(addresses(resolver)) if resolver is not None else 1
-    if workers < 2:
+    workers = addresses(resolver) if resolver is not None else []
+    if len(workers) < 2:
         return 0, 1
     if resolver.task_type not in ("chief", "worker"):
         raise ValueError(
@@ -48,7 +48,7 @@ def rank_and_workers(
             "train: evaluate saved models there, without TF_CONFIG and LoadBalancer"
         )
     address = resolver.cluster_spec().task_address(resolver.task_type, int(resolver.task_id))
-    return addresses(resolver).index(address), workers
+    return workers.index(address), len(workers)
 
 
 def addresses(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> list[str]:

@@ -134,20 +134,19 @@ def split_rows(dataset: tf.data.Dataset, places: Sequence[int], replicas: int) -
 
     def split(*elements: Nest) -> tuple[Nest, ...]:
         batch = tf.nest.pack_sequence_as(spec, tf.nest.flatten(elements))
-        return batch, *(rows_of(batch, tf.constant(place), replicas) for place in places)
+        return batch, *(rows_of(batch, place, replicas) for place in places)
 
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.map(split).prefetch(1).with_options(options)
 
 
-def rows_of(batch: Nest, place: tf.Tensor, replicas: int) -> ReplicaRows:
+def rows_of(batch: Nest, place: int, replicas: int) -> ReplicaRows:
     """Returns the rows of replica `place`, in [0, replicas), of a batch."""
     leaves = tf.nest.flatten(batch)
     total, *others = [count_rows(leaf) for leaf in leaves if has_rows(leaf)]
     for other in others:
         tf.debugging.assert_equal(other, total, "all arrays of a batch must have the same length")
-    place = tf.cast(place, tf.int64)
     start, stop = total * place // replicas, total * (place + 1) // replicas
     length = tf.maximum(stop - start, 1)  # if there are none, a row that will be discarded
     cut = [slice_rows(leaf, start, start + length) if has_rows(leaf) else leaf for leaf in leaves]
@@ -165,7 +164,7 @@ class TestStep:
         """Updates the metrics with this replica's rows; returns the logs and the rows."""
         if not isinstance(data, ReplicaRows):  # a data set that the user has distributed
             with one_replica_view():
-                return self._step(data), count_rows(keras.tree.flatten(data)[0])
+                return self._step(data), count_rows(first_leaf(data))
         before = [(v, tf.identity(v.value)) for v in self._model.metrics_variables]
         with self._as_in_one_process(data):
             logs = self._step(tf.nest.map_structure(_of_any_length, data.batch))
@@ -201,7 +200,7 @@ class TestStep:
         with (
             fresh_traces(),
             one_replica_view(),
-            added_vectors_scaled(1.0 / divisor, first_leaf(data.batch)),
+            added_vectors_scaled(1.0 / divisor, data.batch),
             intercepted_scalars(scalar),
             token_means_scaled(token_factor),
             whole_batches((fraction, lambda tensors, run: run(tensors))),

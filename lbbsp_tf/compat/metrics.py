@@ -18,7 +18,7 @@ from keras.src.trainers.compile_utils import CompileMetrics
 from lbbsp_tf.compat.fitting import is_of_keras
 from lbbsp_tf.compat.replicas import mean_over_replicas
 from lbbsp_tf.compat.values import Method, Nest, PerThread, is_patched, patched
-from lbbsp_tf.rows import Batch, count_rows
+from lbbsp_tf.rows import count_rows, first_leaf
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -78,13 +78,13 @@ _vectors = PerThread(
 )
 
 
-def added_vectors_scaled(factor: tf.Tensor, batch: Batch) -> AbstractContextManager[None]:
+def added_vectors_scaled(factor: tf.Tensor, batch: Nest) -> AbstractContextManager[None]:
     """Multiplies by a factor what `add_loss` was given as a vector with a loss of each sample.
 
     Keras sums such a vector, and adds the sum to a loss that is a mean over samples. The length of
     such a vector is the number of samples of `batch`.
     """
-    rows = int(count_rows(batch)) if tf.executing_eagerly() else None  # unknown in a graph
+    rows = int(count_rows(first_leaf(batch))) if tf.executing_eagerly() else None  # unknown else
     return _vectors((factor, rows))
 
 
@@ -109,13 +109,15 @@ It is given a replica's share of the rows, and a function that runs a collective
 def with_results_of_all(train_step: Callable[[Nest], Nest]) -> Callable[[Nest], Nest]:
     """Wraps a step of a replica, so that fractional scalars in its results are those of all.
 
-    As a single process would compute them, if the handler of `intercepted_scalars` knows how.
+    As a single process would compute them, if a handler of `intercepted_scalars` knows how.
     """
 
     def of_all(value: object) -> object:
-        if not (tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating):
+        handler = intercepted_scalars.value
+        is_scalar = tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating
+        if handler is None or not is_scalar:
             return value
-        found, weight = intercepted_scalars.value(value, None)
+        found, weight = handler(value, None)
         return found if weight is None else tf.cast(mean_over_replicas(found, weight), value.dtype)
 
     return lambda batch: keras.tree.map_structure(of_all, train_step(batch))

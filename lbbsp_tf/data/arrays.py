@@ -178,7 +178,6 @@ class Arrays(Source):
             )
         (length,) = lengths
         self.in_memory = all(each.in_memory for each in columns)
-        self._split = validation_split
         self.num_samples = int(length * (1.0 - validation_split))
         self.validation_samples = length - self.num_samples
         if not self.num_samples:
@@ -190,7 +189,7 @@ class Arrays(Source):
     @property
     def validation_data(self) -> Nest:
         """Samples that are not trained on, as ``(x, y)`` or ``(x, y, sample_weight)``; or None."""
-        if not self._split:
+        if not self.validation_samples:
             return None
         rest = tf.nest.map_structure(lambda each: each.tail(self.num_samples), self.structure)
         return rest if isinstance(rest, tuple) else (rest,)

@@ -50,12 +50,14 @@ class Items(Source):
 
     def rows(self, index: Indices) -> list[np.ndarray]:
         """Returns leaves of samples, stacked; then their shapes, if these vary."""
-        samples = zip(*map(self._leaves, self._get(index), index), strict=True)
-        read = [
+        samples = list(zip(*map(self._leaves, self._get(index), index), strict=True))
+        rows = [
             _stacked(leaves, index, shape)
             for leaves, shape in zip(samples, self._shapes, strict=True)
         ]
-        return [each for each, _ in read] + [each for _, each in read if self.restore]
+        if self.restore is not None:
+            rows += [np.array([leaf.shape for leaf in each], np.int64) for each in samples]
+        return rows
 
     def _get(self, index: Indices) -> list[Nest]:
         numbers = index.tolist()
@@ -121,23 +123,23 @@ def _common_shape(shapes: set[tuple[int, ...]], any_length: bool) -> tuple[int |
 
 def _stacked(
     leaves: Sequence[np.ndarray], index: Indices, shape: tuple[int | None, ...]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Stacks leaves, padded to the longest by zeros or empty strings; returns their shapes, too."""
+) -> np.ndarray:
+    """Stacks leaves; those of any length are padded to the longest by zeros or empty strings."""
+    if None in shape:
+        longest = np.max([leaf.shape for leaf in leaves], axis=0)
+        padding = b"" if leaves[0].dtype == object else 0
+        stacked = np.full([len(leaves), *longest], padding, leaves[0].dtype)
+        for place, leaf in enumerate(leaves):
+            stacked[(place, *map(slice, leaf.shape), ...)] = leaf
+        return stacked
     for number, leaf in zip(index, leaves, strict=True):
-        if None not in shape and leaf.shape != shape:
+        if leaf.shape != shape:
             raise ValueError(
                 f"sample {number} has shape {leaf.shape}, others have {shape}: let "
                 "__getitem__ return arrays of the same shape, or pass padded=True to "
                 "balancer.dataset(...) for vectors of any length"
             )
-    shapes = np.array([leaf.shape for leaf in leaves], np.int64)
-    if None not in shape:
-        return np.stack(leaves), shapes
-    padding = b"" if leaves[0].dtype == object else 0
-    stacked = np.full([len(leaves), *shapes.max(axis=0)], padding, leaves[0].dtype)
-    for place, leaf in enumerate(leaves):
-        stacked[(place, *map(slice, leaf.shape), ...)] = leaf
-    return stacked, shapes
+    return np.stack(leaves)
 
 
 class Batches(Source):

@@ -117,7 +117,7 @@ class Trials:
         at_tapes: bool = False,
         rows: int | None = None,
     ) -> None:
-        self._rows = int(count_rows(tf.nest.flatten(batch)[0]))
+        self._rows = int(count_rows(first_leaf(batch)))
         batch = tf.nest.map_structure(self._and_rotated, batch)
 
         def replica(begin: tf.Tensor, end: tf.Tensor, switch: tf.Tensor) -> Nest:
@@ -159,7 +159,7 @@ class Trials:
                 compat.token_means_scaled(of_samples),
             ]
             if one_replica:
-                added = compat.added_vectors_scaled(1.0 / samples, first_leaf(part))
+                added = compat.added_vectors_scaled(1.0 / samples, part)
                 patches = [compat.one_replica_view(), added, *patches]
             like_all = same_for_all_samples
             sketches = sketches_as_one_process(train_step, part, *patches, summed=like_all)

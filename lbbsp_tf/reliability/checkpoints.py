@@ -139,12 +139,13 @@ class Checkpoints:
 
         What callbacks have changed at the start of that epoch is in its checkpoint already.
         """
+        batch = self._place.batch  # of the checkpoint, if the fit continues from one
         self._place = self._place._replace(epoch=epoch, batch=0)
         self._model._initial_epoch = self._initial_epoch
         if self._resumed is None:
             return
         found, self._resumed = self._resumed, None
-        if batch := Place(*found.state["place"]).batch:
+        if batch:
             self._state.restore(found.state["model"], found.arrays)
             self._state.restore_in_epoch(found.arrays)
             compat.start_at_batch(self._epochs, batch)

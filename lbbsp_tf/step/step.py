@@ -98,7 +98,7 @@ class ReplicaStep:
             stack.enter_context(compat.fresh_traces())
             if weighting.one_replica:
                 stack.enter_context(compat.one_replica_view())
-                stack.enter_context(compat.added_vectors_scaled(1.0 / share, first_leaf(data)))
+                stack.enter_context(compat.added_vectors_scaled(1.0 / share, data))
             if weighting.by_tokens:
                 stack.enter_context(compat.token_means_scaled(self._token_factor))
             stack.enter_context(compat.intercepted_scalars(self._scalar))

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat.fitting import is_of_keras, is_stock
 
 WAYS = ("auto", "samples", "mask", "sum")
 
@@ -39,8 +40,8 @@ class TrainStep:
         """Returns the train step of a compiled model."""
         name = f"{type(model).__name__}.train_step"
         _check_is_plain(model.train_step, name)
-        is_stock = type(model).train_step is keras.Model.train_step
-        if is_stock and not model.trainable_variables:
+        is_stock_step = is_stock(model, "train_step")
+        if is_stock_step and not model.trainable_variables:
             raise ValueError(
                 f"{type(model).__name__} has no trainable weights, so that fit learns nothing: set "
                 "trainable = True on a layer, or call evaluate"
@@ -49,8 +50,8 @@ class TrainStep:
         return cls(
             model.train_step,
             name,
-            f"{type(model).__name__} ({_names_of_losses(model)})" if is_stock else name,
-            is_stock and type(model.optimizer).__module__.startswith("keras."),
+            f"{type(model).__name__} ({_names_of_losses(model)})" if is_stock_step else name,
+            is_stock_step and is_of_keras(model.optimizer),
             is_inexact(*(layer.compute_dtype for layer in layers)),
         )
 

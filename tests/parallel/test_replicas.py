@@ -11,6 +11,7 @@ CASES = [
         "synchronized_batch_norm",
         "own_logs",
         "by_work",
+        "verified",
         campaign=["dense", "scalar_loss", "accumulation_ema", "prefetch"],
     ),
     *on(

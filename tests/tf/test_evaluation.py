@@ -34,7 +34,7 @@ def kept(rows):
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
 @pytest.mark.parametrize("total", [1, 2, 3, 4, 7, 12])
 def test_replicas_share_all_rows_evenly_and_in_order(total, replicas):
-    parts = [rows_of(tf.range(total), tf.constant(place), replicas) for place in range(replicas)]
+    parts = [rows_of(tf.range(total), place, replicas) for place in range(replicas)]
     assert [row for part in parts for row in kept(part)] == list(range(total))
     sizes = [int(part.rows) for part in parts]
     assert max(sizes) - min(sizes) <= 1
