@@ -21,11 +21,11 @@ import mxnet as mx
 from mxnet.base import _LIB, check_call
 
 from lbbsp_core.runtime.reliability.exit import LEFT, end_now
-from lbbsp_core.runtime.reliability.liveness import Watch
+from lbbsp_core.runtime.reliability.liveness import Watch, say
 from lbbsp_core.runtime.reliability.preemption import REPEAT_SECONDS
 from lbbsp_mx import cluster, env
 from lbbsp_mx.reliability import liveness
-from lbbsp_mx.reliability.liveness import NodesWatch, SchedulerWatch, say
+from lbbsp_mx.reliability.liveness import NodesWatch, SchedulerWatch
 
 _OPTIMIZER = 0  # the only command that workers send
 _ANSWER_SECONDS = 600.0  # for which a server waits for a scheduler; workers have `start_seconds`

@@ -46,8 +46,9 @@ class Rounds:
         self._latest: list[tuple[int, float, Cost | None, bool]] = [nothing] * constraints.workers
         self._is_known = is_known
         self._first_uses = [FirstUses()] * (0 if is_known is None else constraints.workers)
-        self._active = set(range(constraints.workers))
-        self._missing = set(self._active)
+        self.active = set(range(constraints.workers))
+        """Ranks of the workers that have not left."""
+        self._missing = set(self.active)
         self._round = 0
 
     @property
@@ -92,7 +93,7 @@ class Rounds:
 
     def remove(self, worker: int) -> None:
         """Removes a worker that has left: no round waits for it any more."""
-        self._active.discard(worker)
+        self.active.discard(worker)
         self._missing.discard(worker)
 
     def _predicted(self, worker: int, samples: int) -> float | None:
@@ -108,4 +109,4 @@ class Rounds:
             constraints = bound_growth(constraints, known, self.sizes, self._is_known)
         self._state = self.policy.update(self._state, constraints, observation)
         self._round += 1
-        self._missing = set(self._active)
+        self._missing = set(self.active)

@@ -19,10 +19,10 @@ from lbbsp_core.runtime.checkpoint.schedule import (
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
+from lbbsp_core.runtime.reliability.liveness import say
 from lbbsp_core.validate import require_path
 from lbbsp_mx.reliability import states
 from lbbsp_mx.reliability.agreement import ends_epoch
-from lbbsp_mx.reliability.liveness import say
 
 if TYPE_CHECKING:
     from lbbsp_core.runtime.loop.pipelined import PipelinedSession

@@ -13,13 +13,12 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 import psutil
 from mxnet.base import _LIB, check_call
 
-from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS
+from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS, say
 from lbbsp_core.runtime.reliability.marks import note_lost
 from lbbsp_mx import cluster, env
 
@@ -305,9 +304,3 @@ class NodesWatch(_Source):
 
 def _hosts(peers: Iterable[Address]) -> str:
     return ", ".join(sorted({host for host, _ in peers}))
-
-
-def say(message: str) -> None:
-    """Prints a message of this library."""
-    with suppress(OSError, ValueError):  # without a usable standard error
-        print(f"lbbsp: {message}", file=sys.stderr, flush=True)

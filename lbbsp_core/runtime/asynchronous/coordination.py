@@ -230,8 +230,6 @@ class Coordinator:
         self.rounds = Rounds(self.constraints, self.policy, self.is_known)
         self.released = [1] * workers
         """Number of iterations that each worker may have started."""
-        self.present = set(range(workers))
-        """Ranks of the workers that have not finished."""
         self.pushes = 0
         """Number of pushes so far, by all workers."""
         self.updates = 0
@@ -246,6 +244,11 @@ class Coordinator:
         self._alone: dict[int, SyncDecision] = {}  # decided, but not entered yet
         self._summed: set[int] = set()
         self._together: SyncDecision | None = None  # decided, the sum may be incomplete
+
+    @property
+    def present(self) -> set[int]:
+        """Ranks of the workers that have not finished."""
+        return self.rounds.active
 
     def claim(self, worker: int, limit: int) -> tuple[int, int]:
         """Assigns samples before `limit` to a worker: positions of the first and after the last."""
@@ -325,7 +328,6 @@ class Coordinator:
         """
         if worker not in self.present:
             return False
-        self.present.discard(worker)
         self.rounds.remove(worker)
         self._state, decision = self.synchroniser.finish(self._state, worker, self._now())
         self._handle(decision)

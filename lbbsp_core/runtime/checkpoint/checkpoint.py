@@ -214,8 +214,8 @@ def _paths(folder: Path) -> list[Path]:
     """Returns the files of checkpoints, the newest last."""
     if not folder.is_dir():
         return []
-    named = (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-    return sorted(named, key=lambda path: int(path.stem.removeprefix("step-")))
+    names = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return [path for _, path in sorted((int(name[1]), path) for name, path in names if name)]
 
 
 def _checksum(content: Mapping[str, Json], arrays: Arrays) -> str:

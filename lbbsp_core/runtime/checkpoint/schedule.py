@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Literal, NoReturn, TypeAlias
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, write_checkpoint
 from lbbsp_core.runtime.exchange.handshake import Identity
+from lbbsp_core.runtime.reliability.liveness import say
 from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_core.validate import require_path
 
@@ -182,11 +183,10 @@ class CheckpointSchedule:
             self._copying.release()
             return False
         failed = "" if self.flush() else " (none could be written now)"
-        print(
-            f"lbbsp: worker {self.session.rank} leaves before step {self.session.step}, because "
-            "it got SIGTERM, and no step has followed; the last checkpoint is in "
-            f"{self.writer.folder}{failed}",
-            file=sys.stderr,
+        say(
+            f"worker {self.session.rank} leaves before step {self.session.step}, because it got "
+            "SIGTERM, and no step has followed; the last checkpoint is in "
+            f"{self.writer.folder}{failed}"
         )
         return True
 

@@ -133,7 +133,7 @@ class ShortSteps:
             if bounds.maximum is not None:
                 highest = min(highest, bounds.maximum)
             limits.append(replace(bounds, minimum=lowest, maximum=highest))
-        return replace(constraints, limits=tuple(limits))
+        return _with_limits(constraints, limits)
 
 
 @lru_cache(maxsize=8)

@@ -223,8 +223,8 @@ class RunningStep(NamedTuple):
             known = ()
         return Observation(self.step, shares.plan, busy, excluded, costs, last_of_epoch, known)
 
-    def line(self) -> StepLine:
-        """Returns the step's line of the run record."""
+    def line(self, ended: float | None = None) -> StepLine:
+        """Returns the step's line of the run record; `ended` is the Unix time of its end."""
         work, busy = self.shares.work, self.busy_seconds
         return StepLine(
             step=self.step,
@@ -241,4 +241,5 @@ class RunningStep(NamedTuple):
             short=self.is_short,
             drivers=self.drivers,
             work=work if self.shares.are_cut_by_work else (),
+            time=ended,
         )

@@ -9,9 +9,7 @@ that is lost. So the traffic grows linearly with the number of workers.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
@@ -19,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from lbbsp_core.runtime.options.defaults import SILENCE_SECONDS
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity, describe
 from lbbsp_core.runtime.reliability.exit import LEFT, end_now
-from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS, Watch
+from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS, Watch, say
 from lbbsp_core.runtime.reliability.marks import note_lost
 
 BEAT_SECONDS: Final = 0.5  # between two beats
@@ -193,11 +191,12 @@ class Beats:
         """Returns the workers that wait between steps, while others wait for them in a step."""
         limit = self._times.apart_seconds
         lasting = {rank: beat for rank, beat in sorted(self.beats.items()) if beat.seconds >= limit}
-        steps = [beat.step for beat in lasting.values() if beat.activity == Activity.WAITING]
+        waiting = (beat.step for beat in lasting.values() if beat.activity == Activity.WAITING)
+        latest = max(waiting, default=-1)
         return [
             rank
             for rank, beat in lasting.items()
-            if beat.activity == Activity.MEETING and beat.step <= max(steps, default=-1)
+            if beat.activity == Activity.MEETING and beat.step <= latest
         ]
 
     def _doing(self, *activities: Activity) -> list[int]:
@@ -312,9 +311,7 @@ class Heartbeat:
             for rank in self._beats.late():
                 beat = self._beats.beats.get(rank, Beat())
                 doing = f"{self.names[rank]} is {describe(beat.activity, beat.step)}"
-                with suppress(OSError, ValueError):
-                    text = f"lbbsp: {doing}; others have waited for it for {waited} s"
-                    print(text, file=sys.stderr)
+                say(f"{doing}; others have waited for it for {waited} s")
         self._reports = reports
 
     def _describe(self, loss: Loss) -> str:

@@ -8,11 +8,12 @@ calls for frameworks that report completion only by blocking.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from queue import SimpleQueue
@@ -26,6 +27,12 @@ MAX_COUNTED_SECONDS: Final = 2.0  # of the time between two looks: this process 
 _CHECK_SECONDS: Final = 0.2
 
 T = TypeVar("T")
+
+
+def say(message: str) -> None:
+    """Prints a message of this library."""
+    with suppress(OSError, ValueError):  # without a usable standard error
+        print(f"lbbsp: {message}", file=sys.stderr, flush=True)
 
 
 def daemon_thread(target: Callable[[], None], name: str) -> threading.Thread:
