@@ -19,7 +19,7 @@ from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability import marks
 from lbbsp_core.runtime.reliability.exit import fail_fast, on_exit, on_failure
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
-from lbbsp_core.runtime.reliability.liveness import daemon_thread
+from lbbsp_core.runtime.reliability.liveness import daemon_thread, say
 from lbbsp_core.runtime.reliability.preemption import keep_forks
 from lbbsp_tf import env
 from lbbsp_tf.activity import current_activity
@@ -91,7 +91,7 @@ def _say_who_is_lost(cluster: Mapping[str, Sequence[str]]) -> None:
 
     lost = compat.lost_worker(getattr(sys, "last_value", None), name)
     if lost is not None:
-        print(f"lbbsp: {lost}", file=sys.stderr)
+        say(lost)
 
 
 def _name(rank: int, address: str) -> str:
