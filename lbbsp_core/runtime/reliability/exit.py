@@ -53,7 +53,8 @@ def on_exit(leave: Callable[[], None]) -> None:
         # commands, it may be one of a command before.
         uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)
         status = _requested[0] or _status_of(uncaught)
-        if status:
+        # The end of the script must not overtake a thread that ends the process for a reason.
+        if status or _ending:
             _fail(status)
         try:
             leave()

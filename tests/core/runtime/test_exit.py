@@ -123,6 +123,16 @@ def test_the_last_word_is_heard_and_then_the_threads_that_tell_others():
     assert (done.returncode, done.stdout, done.stderr) == (3, "told\n", "worker 1 is lost\n")
 
 
+def test_the_end_of_the_script_does_not_overtake_an_end_for_a_reason():
+    end = (
+        "import threading, time\nfrom lbbsp_core.runtime.reliability import exit\n"
+        "end = lambda: exit.end_now(143, 'all leave', linger_seconds=1)\n"
+        "threading.Thread(target=end, daemon=True).start()\n"
+        "while not exit._ending: time.sleep(0.01)"
+    )
+    assert ended(end) == (143, [], "all leave\n")
+
+
 def test_a_messenger_that_keeps_the_interpreter_does_not_either():
     script = (
         "import ctypes, sys\nfrom lbbsp_core.runtime.reliability.exit import *\n"
