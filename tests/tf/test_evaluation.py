@@ -201,6 +201,7 @@ import tensorflow as tf
 devices = [tf.config.LogicalDeviceConfiguration()] * 2
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
 import lbbsp_tf
+keras.utils.set_random_seed(0)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 balancer = lbbsp_tf.LoadBalancer(strategy, 8)
 
