@@ -1,6 +1,6 @@
 """Without this a public name can lack documentation, and a page can load from other servers.
 
-MkDocs checks links, anchors and the navigation (`make docs`).
+Zensical checks links and anchors (`make docs`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import pytest
 from check_site import external_resources
 from doc_pages import ROOT
+from site_pages import OUTSIDE
 
 import lbbsp_core
 
@@ -43,6 +44,13 @@ def test_each_public_name_is_in_the_reference_once():
     ]
     assert "lbbsp_core.sim.run_bsp" in stages
     assert sorted(documented) == sorted(tops + stages)
+
+
+def test_each_page_has_one_place_in_the_navigation():
+    _, navigation = (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
+    found = re.findall(r"(\S+\.md)(?: #.*)?$", navigation, re.MULTILINE)
+    assert sorted(found) == sorted([*pages, *OUTSIDE.values()])
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,21 @@ from griffe import Extension, Object
 from latex2mathml.converter import convert
 
 _EXAMPLE = re.compile(r"^( *)Example:$", re.MULTILINE)
+_CODE = re.compile(r"::$", re.MULTILINE)
 _FORMULA = re.compile(r"^( *)\.\. math:: (.*(?:\n\1 +\S.*)*)", re.MULTILINE)
 
 
 class DocstringSections(Extension):
-    """Makes doctests blocks of code, and formulas MathML, which browsers show without a script."""
+    """Makes doctests blocks of code, and formulas MathML, which browsers show without a script.
+
+    The colon of reStructuredText before a block of code becomes a plain one.
+    """
 
     def on_object(self, *, obj: Object, **_: object) -> None:
         """Rewrites the docstring of an object."""
         if obj.docstring is not None:
             renamed = _EXAMPLE.sub(r"\1Examples:", obj.docstring.value)
-            obj.docstring.value = _FORMULA.sub(_formula, renamed)
+            obj.docstring.value = _CODE.sub(":", _FORMULA.sub(_formula, renamed))
 
 
 def _formula(directive: re.Match[str]) -> str:

@@ -43,7 +43,8 @@ TF = tuple(f"tests/tf/test_{name}.py" for name in ("single_worker", "checks", "e
 MX = tuple(f"tests/mx/test_{name}.py" for name in ("missing", "data", "agreement", "script_keys"))
 HELP = ("lbbsp", "--help")
 SIMULATE = ("lbbsp", "simulate", "--trace", str(ROOT / "traces" / "pai_job_1.csv"))
-SITE = ("mkdocs", "build", "--config-file", str(ROOT / "mkdocs.yml"))
+PAGES = ("python", str(ROOT / "tools" / "site_pages.py"), str(ROOT / "build" / "pages"))
+SITE = ("zensical", "build", "--config-file", str(ROOT / "mkdocs.yml"))
 JOB = ("lbbsp", "launch", "-n", "2", "--timeout", "600")
 KERAS_JOB = (*JOB, str(ROOT / "examples" / "keras_digits_balanced.py"))
 GLUON_JOB = (*JOB, "--framework", "mxnet", str(ROOT / "examples" / "gluon_digits_balanced.py"))
@@ -77,10 +78,10 @@ EXTRAS = {
     "demo": Extra(("scikit-learn",), ("tests/core/sim/test_time_to_accuracy.py",), "sklearn"),
     "dev": Extra(("pytest", "hypothesis"), CORE, "pytest"),
     "docs": Extra(
-        ("mkdocs", "mkdocs-material", "mkdocstrings"),
+        ("zensical", "mkdocstrings"),
         ("tests/test_site.py",),
-        "mkdocs",
-        (SITE,),
+        "zensical",
+        (PAGES, SITE),
         needs=("markdown-it-py",),
     ),
     "tf-cpu": Extra(

@@ -1,17 +1,16 @@
-"""Hooks of the documentation site: pages outside ``docs/``, and the reference of the commands.
+"""Writes the pages of the documentation site into a folder: ``site_pages.py FOLDER``.
 
-MkDocs calls the functions by name (https://www.mkdocs.org/dev-guide/plugins/#events).
+They are the files of ``docs/``, documents outside it, and the reference of the commands.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import sys
 from pathlib import Path, PurePosixPath
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
@@ -33,26 +32,18 @@ COMMANDS = "<!-- commands -->"
 _LINK = re.compile(r"\[(?P<text>[^]]*)\]\((?P<target>[^()\s#:]+)(?P<anchor>#[^()\s]*)?\)")
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the documents outside ``docs/``."""
-    for source, page in OUTSIDE.items():
-        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
-    return files
-
-
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Points links between documents to their pages, and writes the reference of the commands."""
-    name = page.file.src_uri
-    sources = {target: source for source, target in OUTSIDE.items()}
-    source = PurePosixPath(sources.get(name, f"docs/{name}"))
-    if COMMANDS in markdown:
-        markdown = markdown.replace(COMMANDS, commands())
-    return _LINK.sub(lambda link: _moved(link, source, name), markdown)
-
-
-def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Writes the colon of reStructuredText before a block of code as a plain one."""
-    return html.replace("::</p>", ":</p>")
+def write_pages(folder: Path) -> None:
+    """Writes all pages, with links between documents pointed to their pages."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder)
+    inside = (path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))
+    for source in (*inside, *OUTSIDE):
+        page = OUTSIDE.get(source, source.removeprefix("docs/"))
+        text = (ROOT / source).read_text("utf-8")
+        if COMMANDS in text:
+            text = text.replace(COMMANDS, commands())
+        text = _LINK.sub(lambda link: _moved(link, PurePosixPath(source), page), text)  # noqa: B023
+        (folder / page).write_text(text, "utf-8")
 
 
 def commands() -> str:
@@ -75,3 +66,7 @@ def _moved(link: re.Match[str], source: PurePosixPath, page: str) -> str:
     moved = OUTSIDE.get(target, target.removeprefix("docs/"))
     relative = os.path.relpath(moved, PurePosixPath(page).parent)
     return f"[{link['text']}]({relative}{link['anchor'] or ''})"
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]))
