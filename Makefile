@@ -2,10 +2,11 @@
 #   make demo   sets up, trains plain and balanced on three unequal workers, shows the difference
 #   make test   sets up, checks style and types, runs every test that protects a user
 #   make docs   builds the documentation site in site/
+#   make test-next   tests the newest Keras and TensorFlow, also before their releases
 # While working, `make test-fast` runs ruff and the unit tests of the core in less than a minute.
 # `make test-all` runs `make test`, and then the campaigns: many further cases of the same.
 # With Python 3.13 the tests for MXNet are skipped, because MXNet needs NumPy 1, which ends at 3.12.
-.PHONY: demo test test-fast test-all campaigns lint docs setup bench clean
+.PHONY: demo test test-fast test-all test-next campaigns lint docs setup bench clean
 
 PYTHON ?= $(shell for v in 3.11 3.12 3.10 3.13; do \
 	python$$v -c '' 2>/dev/null && echo python$$v && break; done || true)
@@ -13,9 +14,14 @@ PYTHON := $(if $(PYTHON),$(PYTHON),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-READY_DOCS := $(VENV)/.ready-docs
+READY_DEMO := $(VENV)/.ready-demo
+DOCS := .venv-docs
+READY_DOCS := $(DOCS)/.ready
+NEXT := .venv-next
+READY_NEXT := $(NEXT)/.ready
 
-demo: $(READY)
+# What the tests need includes what the demo needs.
+demo: $(or $(wildcard $(READY)),$(READY_DEMO))
 	$(BIN)/lbbsp demo
 
 # Three tests at once keep two cores busy, since many wait for processes. tests/conftest.py says
@@ -32,6 +38,10 @@ campaigns: $(READY)
 	$(BIN)/pytest -m "campaign and not alone" $(SIDE_BY_SIDE)
 	$(BIN)/pytest -m "campaign and alone"
 
+test-next: $(READY_NEXT)
+	$(NEXT)/bin/python -m pip install --quiet --upgrade --pre keras tensorflow-cpu
+	$(NEXT)/bin/pytest -m "not campaign" $(SIDE_BY_SIDE) tests/tf tests/parallel
+
 # tests/*.py are checks of the sources themselves, such as imports.
 test-fast: $(READY)
 	$(BIN)/ruff check .
@@ -46,8 +56,9 @@ lint: $(READY)
 
 # Opens as site/index.html. Broken links and anchors, and resources of other servers, are errors.
 docs: $(READY_DOCS)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean
-	$(BIN)/python tools/check_site.py site
+	$(DOCS)/bin/python tools/site_pages.py build/pages
+	$(DOCS)/bin/zensical build --clean
+	$(DOCS)/bin/python tools/check_site.py site
 
 bench: $(READY)
 	$(BIN)/python benchmarks/allocate.py
@@ -72,17 +83,17 @@ bench: $(READY)
 
 setup: $(READY)
 
-$(READY): pyproject.toml
+$(READY): EXTRAS := tf-cpu,mx,dev
+$(READY_DEMO): EXTRAS := tf-cpu,demo
+$(READY_DOCS): EXTRAS := docs
+$(READY_NEXT): EXTRAS := tf-cpu,dev
+$(READY) $(READY_DEMO) $(READY_DOCS) $(READY_NEXT): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || \
 		{ echo "lbbsp needs Python 3.10 to 3.13; choose one: make PYTHON=python3.11 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[tf-cpu,mx,dev]'
-	touch $(READY)
-
-$(READY_DOCS): $(READY)
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
-	touch $(READY_DOCS)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade pip
+	$(@D)/bin/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	touch $@
 
 clean:
-	rm -rf $(VENV) site runs build dist *.egg-info
+	rm -rf $(VENV) $(DOCS) $(NEXT) site runs build dist *.egg-info
