@@ -53,7 +53,7 @@ def demo(
     speeds: str | None = typer.Option(
         None, metavar="1,1,0.35", help="Speed of each worker. By default only the last one is slow."
     ),
-    steps: int = typer.Option(110, min=20, help="Number of steps of each run."),
+    steps: int = typer.Option(80, min=20, help="Number of steps of each run."),
     run_dir: Path = typer.Option(Path("runs/demo"), help="Folder for all results."),
     json_file: options.JsonFile = None,
 ) -> None:
