@@ -7,13 +7,14 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console
 
+from lbbsp_core.files import require_writable, write_whole
 from lbbsp_core.validate import require_known
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -128,8 +129,10 @@ def note(console: Console, text: str) -> None:
     show(console, text, "yellow")
 
 
-def require_writable_file(option: str, path: Path | None) -> None:
-    """Checks that a file can be written, before a long computation.
+def require_writable_file(
+    option: str, path: Path | None, inputs: Iterable[str | Path] = ()
+) -> None:
+    """Checks that a file can be written and is none of the `inputs`, before a long computation.
 
     None is always right, and so is `STDOUT` for ``--json``.
     """
@@ -139,28 +142,15 @@ def require_writable_file(option: str, path: Path | None) -> None:
         raise ValueError(
             f"{option} must be a file, got -: name one, only --json can write to standard output"
         )
-    if os.path.isdir(path):
-        raise ValueError(f"{option} must be a file, but {path} is a folder: name a file in it")
-    if os.path.exists(path):
-        if not os.access(path, os.W_OK):
-            raise ValueError(f"{option} cannot be written: no permission to write {path}")
-    else:
-        require_writable_folder(option, path.parent)
+    if os.path.realpath(path) in map(os.path.realpath, inputs):
+        raise ValueError(f"{option} must not be a file that is read, got {path}: name another")
+    require_writable(option, path)
 
 
 def require_writable_folder(option: str, path: Path | None) -> None:
-    """Checks that files can be written to a folder, or that the folder can be created."""
-    if path is None:
-        return
-    whole = path.absolute()
-    existing = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
-    if not os.path.isdir(existing):
-        reason = f"{existing} is not a folder"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        reason = f"no permission to write to {existing}"
-    else:
-        return
-    raise ValueError(f"{option} cannot be written: {reason}: name another path")
+    """Checks that files can be written to a folder, which may have to be created."""
+    if path is not None:
+        require_writable(option, path / "file")
 
 
 def require_picture(option: str, path: Path | None) -> None:
@@ -185,8 +175,7 @@ def write_figures(path: Path | None, figures: Mapping[str, object]) -> None:
     if path == STDOUT:
         typer.echo(text)
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n", encoding="utf-8")
+        write_whole(path, f"{text}\n".encode())
 
 
 def split_names(names: str) -> list[str]:
