@@ -28,24 +28,28 @@ def write_whole(
         durable: The file is on the disk at the end, also if the machine then fails.
     """
     write = content if callable(content) else lambda file: file.write(content)
-    if _is_device(path):
-        with open(path, "wb") as device:
-            write(device)
-        return
-    unfinished, path = _names(path)
     try:
-        with unfinished.open("xb") as file:
-            write(file)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink()
+        if _is_device(path):
+            with open(path, "wb") as device:
+                write(device)
+            return
+        unfinished, final = _names(path)
+        try:
+            with unfinished.open("xb") as file:
+                write(file)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            unfinished.replace(final)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
+        if durable:
+            _flush_names(final.parent)
+    except OSError as error:  # such as that of a full disk, which names no file
+        error.filename, error.filename2 = str(path), None
         raise
-    if durable:
-        _flush_names(path.parent)
 
 
 def require_writable(name: str, path: str | Path) -> None:
@@ -66,7 +70,7 @@ def require_writable(name: str, path: str | Path) -> None:
     created: list[Path] = []
     try:
         if os.path.exists(path) and not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, "no permission to write it", str(path))
+            raise PermissionError(errno.EACCES, "no permission to write it")
         if not _is_device(path):
             folders = Path(os.path.realpath(path)).parents
             created = [folder for folder in folders if not folder.exists()]
@@ -74,14 +78,26 @@ def require_writable(name: str, path: str | Path) -> None:
             unfinished.open("xb").close()
             unfinished.unlink()
     except (OSError, ValueError) as error:  # ValueError: of a null character
-        reason, at = getattr(error, "strerror", error), getattr(error, "filename", path)
+        reason = getattr(error, "strerror", error)
         if isinstance(error, FileExistsError):  # of what should be a folder
             reason = os.strerror(errno.ENOTDIR)
-        raise ValueError(f"{name} cannot be written: {reason}: {at}: name another path") from None
+        raise ValueError(
+            f"{name} cannot be written to {path}: {reason}: name another path"
+        ) from None
     finally:
         for folder in created:  # the innermost first
             with suppress(OSError):
                 folder.rmdir()
+
+
+def is_file_name(text: str, suffix: str) -> bool:
+    """Returns whether a text that may be the name of something else names a file.
+
+    Args:
+        text: Text of an option.
+        suffix: Suffix of the files that the option takes.
+    """
+    return os.sep in text or text.endswith(suffix) or os.path.exists(text)
 
 
 def _is_device(path: str | Path) -> bool:

@@ -92,7 +92,8 @@ def read_trace(path: str | Path) -> Trace:
     except TraceError:
         raise
     except (OSError, ValueError, csv.Error) as error:  # also of an encoding, or of a path
-        raise TraceError(f"{path}: cannot be read as a CSV text file: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise TraceError(f"{path}: cannot be read as a CSV text file: {reason}") from error
     if not series:
         raise TraceError(f"{path}, line 2: no rows after the header: record at least one step")
     return Trace(path, tuple(name for name in names if name not in REQUIRED), series, notes)

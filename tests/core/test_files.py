@@ -41,7 +41,7 @@ def test_writers_of_one_name_do_not_mix(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_device_is_written_to_itself(tmp_path: Path) -> None:
+def test_a_device_is_written_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "link").symlink_to("/dev/full")
     require_writable("--json", tmp_path / "link")
     with pytest.raises(OSError, match="No space left"):
@@ -49,6 +49,8 @@ def test_a_device_is_written_to_itself(tmp_path: Path) -> None:
     require_writable("--json", os.devnull)
     write_whole(os.devnull, b"text")
     assert Path(os.devnull).is_char_device()
+    monkeypatch.delattr(Path, "open")  # no file can be created beside it
+    require_writable("--json", os.devnull)
 
 
 WRITABLE = ["x", "file", "new/x", "new/deep/x", "link", "folder/x", "folder/../x", "é \n"]
@@ -106,5 +108,5 @@ def test_permissions_are_checked(here: Path, place: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(Path, "mkdir", refuse)
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ValueError, match=r"^--json cannot be written: .*ermission .*: name"):
+    with pytest.raises(ValueError, match=r"^--json cannot be written to .*ermission.*: name"):
         require_writable("--json", place)
