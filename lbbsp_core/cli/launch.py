@@ -46,7 +46,7 @@ def launch(
     ),
     contention: str | None = typer.Option(
         None,
-        metavar="TRACE",
+        metavar="TRACE|bursty|dbs",
         help="Let other processes compete with the workers for their cores: replay the column "
         "cpu_other_percent of a trace, or start and stop at random (bursty[:SEED], "
         "dbs[:SEED[:EPOCH_SECONDS]]).",
