@@ -79,8 +79,10 @@ def require_writable(name: str, path: str | Path) -> None:
             unfinished.unlink()
     except (OSError, ValueError) as error:  # ValueError: of a null character
         reason = getattr(error, "strerror", error)
-        if isinstance(error, FileExistsError):  # of what should be a folder
-            reason = os.strerror(errno.ENOTDIR)
+        folders = Path(os.path.abspath(path)).parents
+        existing = next(folder for folder in folders if os.path.lexists(folder))
+        if not os.path.isdir(existing):
+            reason = f"{existing} is not a folder"
         raise ValueError(
             f"{name} cannot be written to {path}: {reason}: name another path"
         ) from None

@@ -57,9 +57,9 @@ WRITABLE = ["x", "file", "new/x", "new/deep/x", "link", "folder/x", "folder/../x
 REFUSED = {
     "folder": "a folder",
     ".": "a folder",
-    "file/x": "Not a directory",
-    "file/below/x": "Not a directory",
-    "/dev/null/x": "Not a directory",
+    "file/x": "/(file|null) is not a folder",
+    "file/below/x": "/(file|null) is not a folder",
+    "/dev/null/x": "/(file|null) is not a folder",
     "/proc/new/x": "No such file",
     "x" * 300: "too long",
     "a\0b": "null",
