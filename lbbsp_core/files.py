@@ -47,8 +47,9 @@ def write_whole(
             raise
         if durable:
             _flush_names(final.parent)
-    except OSError as error:  # such as that of a full disk, which names no file
-        error.filename, error.filename2 = str(path), None
+    except OSError as error:
+        if error.errno is not None:  # that of a full disk names no file
+            error.filename = str(path)
         raise
 
 

@@ -87,7 +87,7 @@ def one_line_errors(command: Command) -> Command:
             raise
         except (ValueError, OSError, ModuleNotFoundError, MemoryError, OverflowError) as error:
             text = " ".join(str(error).split()) or "the memory does not suffice"
-            if isinstance(error, OSError) and error.filename is not None:
+            if isinstance(error, OSError) and error.filename and error.strerror:
                 text = f"{error.filename}: {error.strerror}"
             elif isinstance(error, OverflowError):
                 text = f"a number is too large: {text}"
