@@ -19,6 +19,7 @@ from lbbsp_core.work import UNITS, Work
 Floats = npt.NDArray[np.float64]
 
 _LONGEST_LAG: Final = 1000
+_MOST_SECONDS: Final = 1e12  # sums of more could overflow
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,10 @@ class SimConfig:
                 "a few steps ahead"
             )
         for name in ("communication_seconds", "first_use_seconds"):
-            require_nonnegative(name, getattr(self, name))
+            if require_nonnegative(name, getattr(self, name)) >= _MOST_SECONDS:
+                raise ValueError(
+                    f"{name} must be below {_MOST_SECONDS:g}, got {getattr(self, name):g}"
+                )
         if self.links is not None and self.communication_seconds:
             raise ValueError(
                 f"communication_seconds must be 0 with links, got {self.communication_seconds!r}: "

@@ -226,7 +226,7 @@ def load_scenario(name_or_path: str) -> Scenario:
         _check_values("", table)
         return read_scenario({"name": path.stem, **table}, path.stem, path.parent)
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def read_scenario(table: Mapping[str, object], name: str, folder: Path | None = None) -> Scenario:

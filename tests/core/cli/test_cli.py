@@ -483,6 +483,8 @@ def places(tmp_path, monkeypatch, step_script):
         "simulate --trace trace.csv --plot file/below.html",
         "simulate --trace trace.csv --plots file/below",
         "simulate --trace trace.csv --communication nan",
+        "simulate --trace trace.csv --communication 1e308",
+        "simulate --scenario constant --first-use-seconds 1e308",
         "simulate --trace trace.csv --global-batch-size 0",
         "simulate --trace trace.csv --lag 99999999999999999999",
         "simulate --scenario constant --steps 0",
