@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
 from lbbsp_core.types import Limits
-from lbbsp_core.validate import require_integer
+from lbbsp_core.validate import require_whole
 from lbbsp_core.work import StepShares, Work
 
 logger = logging.getLogger("lbbsp.order")
@@ -191,9 +191,9 @@ class GlobalOrder(Order):
         steps_per_epoch: int | None = None,
         by_batch: bool = False,
     ) -> None:
-        self.num_samples = _whole("num_samples", num_samples, 1)
-        self.global_batch_size = _whole("global_batch_size", global_batch_size, 1)
-        self.seed = _whole("seed", seed, 0)
+        self.num_samples = require_whole("num_samples", num_samples, 1)
+        self.global_batch_size = require_whole("global_batch_size", global_batch_size, 1)
+        self.seed = require_whole("seed", seed, 0)
         if num_samples < global_batch_size:
             raise ValueError(
                 f"the data set must hold at least one global batch: num_samples = {num_samples} "
@@ -203,7 +203,7 @@ class GlobalOrder(Order):
         full, rest = divmod(self.num_samples, self.global_batch_size)
         self.steps_per_pass = self.steps_per_epoch = full + (rest > 0 and not drop_last)
         if steps_per_epoch is not None:
-            steps_per_epoch = _whole("steps_per_epoch", steps_per_epoch, 1)
+            steps_per_epoch = require_whole("steps_per_epoch", steps_per_epoch, 1)
             self.steps_per_epoch = steps_per_epoch
         size = self.num_samples, self.global_batch_size
         self.key = (*size, self.seed, shuffle, drop_last, steps_per_epoch, by_batch)
@@ -291,12 +291,6 @@ def make_order(
         )
     given.work = known
     return given
-
-
-def _whole(name: str, value: float, minimum: int) -> int:
-    """Returns an integer >= `minimum`, which may be a quotient such as 640 / 64."""
-    is_whole = isinstance(value, float) and value.is_integer()
-    return require_integer(name, int(value) if is_whole else value, minimum)
 
 
 def _scaled(

@@ -188,7 +188,7 @@ def _number(text: str) -> float:
 
 _READERS: Final[dict[object, tuple[str, Callable[[str], object]]]] = {
     bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
-    int: ("a whole number", int),
+    int: ("an integer", int),
     float: ("a number", _number),
     tuple[float, ...]: ("numbers such as 2/1/1", lambda text: tuple(map(float, text.split("/")))),
     str: ("a text", str),

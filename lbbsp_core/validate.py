@@ -48,9 +48,15 @@ def require_integer(name: str, value: float, minimum: int) -> int:
         integer = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         integer = minimum - 1
-    if integer < minimum:
-        raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+    if integer < minimum or isinstance(value, bool):
+        raise ValueError(f"{name} must be an integer >= {minimum}, got {shortened(value)}")
     return integer
+
+
+def require_whole(name: str, value: float, minimum: int) -> int:
+    """Returns `value` as an int if it is whole and >= `minimum`, such as the quotient 640 / 80."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return require_integer(name, int(value) if is_whole else value, minimum)
 
 
 def require_path(name: str, value: object) -> Path:
@@ -82,11 +88,11 @@ def require_known(kind: str, name: str, known: Collection[str]) -> str:
             ...
         ValueError: there is no policy 'foo'. Known names: bsp, lbbsp
     """
-    if name not in known:
-        near = nearest(name, known)
+    if not isinstance(name, str) or name not in known:
+        near = nearest(name, known) if isinstance(name, str) else None
+        hint = "." if near is None else f": did you mean {near!r}?"
         raise ValueError(
-            f"there is no {kind} {name!r}{'.' if near is None else f': did you mean {near!r}?'} "
-            f"Known names: {', '.join(known)}"
+            f"there is no {kind} {shortened(name)}{hint} Known names: {', '.join(known)}"
         )
     return name
 
@@ -142,7 +148,7 @@ def _require(name: str, value: float, holds: Callable[[float], bool], constraint
     except (TypeError, OverflowError):  # no number, or an integer beyond all floats
         is_valid = False
     if not is_valid:
-        raise ValueError(f"{name} must be {constraint}, got {value!r}")
+        raise ValueError(f"{name} must be {constraint}, got {shortened(value)}")
     return float(value)
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PLUGINS = frozenset({"lbbsp_tf", "lbbsp_mx"})
 FRAMEWORKS = frozenset({"tensorflow", "keras", "mxnet", "torch", "jax"})
 
-FOUNDATION = frozenset({"_version", "types", "validate"})
+FOUNDATION = frozenset({"_version", "files", "types", "validate"})
 STAGES = FOUNDATION | {
     "measure",
     "resources",
@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "_version": frozenset(),
     "types": frozenset({"validate"}),
     "validate": frozenset(),
+    "files": frozenset(),
     "measure": FOUNDATION,
     "resources": FOUNDATION,
     "order": FOUNDATION | {"cost", "allocation", "work"},

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from lbbsp_core._version import __version__
+from lbbsp_core.validate import shortened
 
 FRAMEWORKS: Final = re.compile(
     r"numpy|keras(-nightly)?|tensorflow(-(cpu|gpu|intel|macos|rocm))?|tf-nightly(-cpu|-gpu)?"
@@ -65,7 +66,12 @@ class LazyCommand(TyperCommand):
         settings = {"allow_interspersed_args": False} if self.name == "launch" else {}
         module = import_module(f"lbbsp_core.cli.{self.name}")
         app.command(self.name, context_settings=settings)(getattr(module, str(self.name)))
-        return get_command(app)  # type: ignore[return-value]
+        command = get_command(app)
+        for each in command.params:
+            _name_value(each)
+            if each.param_type_name == "argument":
+                _show_metavar(each)
+        return command  # type: ignore[return-value]
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         """Parses arguments by the command itself, which the context then names."""
@@ -86,11 +92,34 @@ def application() -> typer.Typer:
         cls=LazyGroup,
         help="Synchronous data-parallel training that does not wait for the slowest worker.",
         no_args_is_help=True,
+        context_settings={"help_option_names": ["--help", "-h"]},
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
     app.callback()(_options)
     return app
+
+
+def _show_metavar(argument: Any) -> None:
+    """Makes help show the metavar of an argument as it is, without the type of its values."""
+    argument.get_usage_pieces = lambda ctx: [argument.metavar]
+    argument.display_type_rich = lambda ctx: ""
+
+
+def _name_value(parameter: Any) -> None:
+    """Makes the error of a value that is no number name the value, in our words."""
+    process = parameter.process_value
+
+    def process_value(context: Any, value: object) -> object:
+        try:
+            return process(context, value)
+        except typer.BadParameter as error:
+            if found := re.search("integer|number|float", error.message):
+                kind = "an integer" if found[0] == "integer" else "a number"
+                error.message = f"must be {kind}, got {shortened(value)}"
+            raise
+
+    parameter.process_value = process_value
 
 
 def _options(

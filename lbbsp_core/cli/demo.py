@@ -17,6 +17,7 @@ from lbbsp_core.demo import comparison
 from lbbsp_core.demo.comparison import FinishedRun, Plan, Training
 from lbbsp_core.report.live import LiveRun
 from lbbsp_core.report.summary import Figures
+from lbbsp_core.validate import require_integer, require_known
 
 _EXPLANATION = (
     "Efficiency: time of the ideal step, whose batches fit the speeds / time of a step. Without "
@@ -49,12 +50,12 @@ class Progress:
 @options.one_line_errors
 def demo(
     framework: Framework = "tensorflow",
-    workers: int = typer.Option(3, min=2, help="Number of workers."),
+    workers: int = typer.Option(3, metavar="WORKERS", help="Number of workers, 2 or more."),
     speeds: str | None = typer.Option(
         None, metavar="1,1,0.35", help="Speed of each worker. By default only the last one is slow."
     ),
-    steps: int = typer.Option(80, min=20, help="Number of steps of each run."),
-    run_dir: Path = typer.Option(Path("runs/demo"), help="Folder for all results."),
+    steps: int = typer.Option(80, metavar="STEPS", help="Number of steps of each run, 20 or more."),
+    run_dir: Path = typer.Option(Path("runs/demo"), metavar="DIR", help="Folder for all results."),
     json_file: options.JsonFile = None,
 ) -> None:
     """Train with plain BSP and with LB-BSP, and compare.
@@ -62,10 +63,9 @@ def demo(
     Both runs train on handwritten digits with the same unequal workers and the same samples.
     """
     console, _ = options.consoles(json_file)
-    relative_speeds = _relative_speeds(workers, speeds)
-    plan = Plan(
-        options.known_framework(framework, comparison.FRAMEWORKS), relative_speeds, steps, run_dir
-    )
+    relative_speeds = _relative_speeds(require_integer("workers", workers, 2), speeds)
+    require_known("framework", framework, comparison.FRAMEWORKS)
+    plan = Plan(framework, relative_speeds, require_integer("steps", steps, 20), run_dir)
     listed = ", ".join(f"{speed:g}" for speed in relative_speeds)
     options.require_writable_folder("--run-dir", run_dir)
     try:
@@ -91,10 +91,10 @@ def _relative_speeds(workers: int, speeds: str | None) -> list[float]:
         return [1.0] * (workers - 1) + [comparison.SLOW_WORKER]
     relative_speeds = options.parse_speeds(speeds)
     if len(relative_speeds) != workers:
-        raise options.bad_value(
-            "--speeds",
-            f"must hold one speed for each of the {workers} workers, got {len(relative_speeds)} "
-            f"({speeds}): change it, or give --workers {len(relative_speeds)}",
+        raise ValueError(
+            f"--speeds must hold one speed for each of the {workers} workers, got "
+            f"{len(relative_speeds)} ({speeds}): change it, or give --workers "
+            f"{len(relative_speeds)}"
         )
     return relative_speeds
 

@@ -13,13 +13,16 @@ from rich.text import Text
 
 from lbbsp_core.cli import options
 from lbbsp_core.doctor import CHOICES, Diagnosis, count, diagnose, figures
+from lbbsp_core.validate import require_known
 
 _STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 @options.one_line_errors
 def doctor(
-    framework: str = typer.Option(CHOICES[0], help=f"Frameworks to check: {', '.join(CHOICES)}."),
+    framework: str = typer.Option(
+        CHOICES[0], metavar="|".join(CHOICES), help="Frameworks to check."
+    ),
     json_file: options.JsonFile = None,
 ) -> None:
     """Check this machine and the cluster, and name what will not work.
@@ -28,7 +31,7 @@ def doctor(
     each of its hosts. The exit status is 0 if nothing will fail, 1 if there is a problem, and 2
     for a wrong usage.
     """
-    options.known_framework(framework, CHOICES)
+    require_known("framework", framework, CHOICES)
     diagnosis = diagnose(os.environ, framework=framework)
     _print(options.consoles(json_file)[0], diagnosis)
     options.write_figures(json_file, figures(diagnosis))

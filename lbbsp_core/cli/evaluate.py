@@ -33,7 +33,7 @@ def evaluate(
     ),
     predictors: Predictors = ALL,
     horizon: int = typer.Option(
-        1, min=1, help="Iterations ahead to forecast; 1 is the next iteration."
+        1, metavar="STEPS", help="Steps ahead to forecast; 1 is the next step."
     ),
     json_file: options.JsonFile = None,
     export: Path | None = typer.Option(
@@ -47,8 +47,9 @@ def evaluate(
     that knows each step's speeds, divided by the time of all workers of a trace together, whose
     batch sizes follow from the forecasts.
     """
-    out, err = options.consoles(json_file)
-    options.require_writable_file("--export", export)
+    inputs = [*(traces or []), *(from_run or []), *(run / "run.jsonl" for run in from_run or [])]
+    out, err = options.consoles(json_file, inputs)
+    options.require_writable_file("--export", export, inputs)
     options.search_current_directory()
     names = parse_predictors(str(predictors))
     chosen = {name: PREDICTORS.build(name, horizon=horizon) for name in names}

@@ -16,7 +16,7 @@ _OURS: Final = ("--speeds", "--speeds-at", "--contention", "--max-restarts", "--
 """Options that scripts hardly have themselves."""
 
 Framework: TypeAlias = Annotated[
-    str, typer.Option(help=f"Framework to train with: {' or '.join(FRAMEWORKS)}.")
+    str, typer.Option(metavar="|".join(FRAMEWORKS), help="Framework to train with.")
 ]
 """Option ``--framework`` of a command."""
 
@@ -28,13 +28,15 @@ def launch(
         help="Script to run, or with -m a module, followed by its own arguments. Options of "
         "lbbsp launch come before it.",
     ),
-    workers: int = typer.Option(..., "-n", "--workers", metavar="N", help="Number of workers."),
+    workers: int = typer.Option(
+        ..., "-n", "--workers", metavar="WORKERS", help="Number of workers."
+    ),
     module: bool = typer.Option(
         False, "-m", "--module", help="Run a module as python -m does: -m package.train [ARGS]..."
     ),
     framework: Framework = "tensorflow",
     servers: int | None = typer.Option(
-        None, metavar="S", help="Number of parameter servers of mxnet; 1 by default."
+        None, metavar="SERVERS", help="Number of parameter servers of mxnet; 1 by default."
     ),
     speeds: str | None = typer.Option(
         None, metavar="1,1,0.5", help="Emulate workers of these relative speeds by CPU quotas."
@@ -44,7 +46,7 @@ def launch(
     ),
     contention: str | None = typer.Option(
         None,
-        metavar="TRACE",
+        metavar="TRACE|bursty|dbs",
         help="Let other processes compete with the workers for their cores: replay the column "
         "cpu_other_percent of a trace, or start and stop at random (bursty[:SEED], "
         "dbs[:SEED[:EPOCH_SECONDS]]).",
@@ -57,15 +59,17 @@ def launch(
         "default worker i gets GPU i modulo their number, or its part of the variable if "
         "you have set it.",
     ),
-    run_dir: Path | None = typer.Option(None, help="Folder for the run record."),
+    run_dir: Path | None = typer.Option(None, metavar="DIR", help="Folder for the run record."),
     timeout: float | None = typer.Option(
         None, metavar="SECONDS", help="Stop the job after these seconds."
     ),
     max_restarts: int = typer.Option(
-        0, metavar="R", help="Restart the job up to R times when a worker fails or is preempted."
+        0,
+        metavar="TIMES",
+        help="Restart the job up to this many times when a worker fails or is preempted.",
     ),
     elastic: int | None = typer.Option(
-        None, metavar="MIN", help="Restart without failed workers, as long as MIN of them remain."
+        None, metavar="WORKERS", help="Restart without failed workers, as long as this many remain."
     ),
     grace: float = typer.Option(
         GRACE_SECONDS, metavar="SECONDS", help="Time to write a checkpoint and end after SIGTERM."

@@ -7,14 +7,14 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console
 
-from lbbsp_core.validate import require_known
+from lbbsp_core.files import require_writable, write_whole
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -32,10 +32,8 @@ JsonFile: TypeAlias = Annotated[
 ]
 """Option ``--json`` of a command; the parameter's default is None."""
 
-_SPEEDS_REMEDY = "give the speed of each worker relative to the fastest, such as 1,1,0.5"
 
-
-def parse_speeds(text: str, option: str = "--speeds", remedy: str = _SPEEDS_REMEDY) -> list[float]:
+def parse_speeds(text: str) -> list[float]:
     """Parses a list of speeds such as ``1,1,0.5``.
 
     Example:
@@ -45,8 +43,10 @@ def parse_speeds(text: str, option: str = "--speeds", remedy: str = _SPEEDS_REME
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        form = f"must be a list of numbers separated by commas, got {text!r}"
-        raise bad_value(option, f"{form}: {remedy}") from None
+        raise ValueError(
+            f"--speeds must be a list of numbers separated by commas, got {text!r}: give the speed "
+            "of each worker relative to the fastest, such as 1,1,0.5"
+        ) from None
 
 
 def parse_speeds_at(texts: Sequence[str]) -> list[tuple[float, list[float]]]:
@@ -56,29 +56,17 @@ def parse_speeds_at(texts: Sequence[str]) -> list[tuple[float, list[float]]]:
         >>> parse_speeds_at(["30:0.5,1"])
         [(30.0, [0.5, 1.0])]
     """
-    changes, remedy = [], "give the seconds since the start and the new speeds, such as 30:0.5,1,1"
+    changes = []
     for text in texts:
         seconds, _, speeds = text.partition(":")
         try:
-            after = float(seconds)
+            changes.append((float(seconds), [float(part) for part in speeds.split(",")]))
         except ValueError:
-            form = f"must be SECONDS:SPEEDS, got {text!r}: {remedy}"
-            raise bad_value("--speeds-at", form) from None
-        changes.append((after, parse_speeds(speeds, "--speeds-at", remedy)))
+            raise ValueError(
+                f"--speeds-at must be SECONDS:SPEEDS, got {text!r}: give the seconds since the "
+                "start and the new speeds, such as 30:0.5,1,1"
+            ) from None
     return changes
-
-
-def bad_value(option: str, error: object) -> typer.BadParameter:
-    """Returns the error of a wrong value of an option, which typer shows with the usage."""
-    return typer.BadParameter(str(error), param_hint=option)
-
-
-def known_framework(name: str, known: Collection[str]) -> str:
-    """Returns the value of ``--framework`` if it is one of `known`."""
-    try:
-        return require_known("framework", name, known)
-    except ValueError as error:
-        raise bad_value("--framework", error) from None
 
 
 def search_current_directory() -> None:
@@ -97,20 +85,25 @@ def one_line_errors(command: Command) -> Command:
             command(*args, **options)
         except BrokenPipeError:  # the reader of our output has ended, which click handles
             raise
-        except (ValueError, OSError, ModuleNotFoundError, MemoryError) as error:
+        except (ValueError, OSError, ModuleNotFoundError, MemoryError, OverflowError) as error:
             text = " ".join(str(error).split()) or "the memory does not suffice"
+            if isinstance(error, OSError) and error.filename and error.strerror:
+                text = f"{error.filename}: {error.strerror}"
+            elif isinstance(error, OverflowError):
+                text = f"a number is too large: {text}"
             typer.echo(f"lbbsp {command.__name__}: {text}", err=True)
             raise typer.Exit(2) from None
 
     return run  # type: ignore[return-value]
 
 
-def consoles(json_file: Path | None) -> tuple[Console, Console]:
+def consoles(json_file: Path | None, inputs: Iterable[str | Path] = ()) -> tuple[Console, Console]:
     """Returns the consoles of results and of messages of a command with ``--json``.
 
-    Both write to standard error if standard output is for figures.
+    Both write to standard error if standard output is for figures. `inputs` are files that the
+    command reads, which the figures must not replace.
     """
-    require_writable_file("--json", json_file)
+    require_writable_file("--json", json_file, inputs)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Names of hosts must not end a command on a terminal without UTF-8.
@@ -128,8 +121,10 @@ def note(console: Console, text: str) -> None:
     show(console, text, "yellow")
 
 
-def require_writable_file(option: str, path: Path | None) -> None:
-    """Checks that a file can be written, before a long computation.
+def require_writable_file(
+    option: str, path: Path | None, inputs: Iterable[str | Path] = ()
+) -> None:
+    """Checks that a file can be written and is none of the `inputs`, before a long computation.
 
     None is always right, and so is `STDOUT` for ``--json``.
     """
@@ -139,33 +134,20 @@ def require_writable_file(option: str, path: Path | None) -> None:
         raise ValueError(
             f"{option} must be a file, got -: name one, only --json can write to standard output"
         )
-    if os.path.isdir(path):
-        raise ValueError(f"{option} must be a file, but {path} is a folder: name a file in it")
-    if os.path.exists(path):
-        if not os.access(path, os.W_OK):
-            raise ValueError(f"{option} cannot be written: no permission to write {path}")
-    else:
-        require_writable_folder(option, path.parent)
+    if os.path.realpath(path) in map(os.path.realpath, inputs):
+        raise ValueError(f"{option} must not be a file that is read, got {path}: name another")
+    require_writable(option, path)
 
 
 def require_writable_folder(option: str, path: Path | None) -> None:
-    """Checks that files can be written to a folder, or that the folder can be created."""
-    if path is None:
-        return
-    whole = path.absolute()
-    existing = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
-    if not os.path.isdir(existing):
-        reason = f"{existing} is not a folder"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        reason = f"no permission to write to {existing}"
-    else:
-        return
-    raise ValueError(f"{option} cannot be written: {reason}: name another path")
+    """Checks that files can be written to a folder, which may have to be created."""
+    if path is not None:
+        require_writable(option, path / "file")
 
 
-def require_picture(option: str, path: Path | None) -> None:
+def require_picture(option: str, path: Path | None, inputs: Iterable[str | Path] = ()) -> None:
     """Checks that a picture can be drawn to a file, before a long computation."""
-    require_writable_file(option, path)
+    require_writable_file(option, path, inputs)
     if path is not None:
         from lbbsp_core.report.page import plotly_script
 
@@ -185,8 +167,7 @@ def write_figures(path: Path | None, figures: Mapping[str, object]) -> None:
     if path == STDOUT:
         typer.echo(text)
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n", encoding="utf-8")
+        write_whole(path, f"{text}\n".encode())
 
 
 def split_names(names: str) -> list[str]:

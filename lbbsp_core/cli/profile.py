@@ -28,12 +28,12 @@ def profile(
     plot: Path | None = typer.Option(
         None, metavar="FILE", help="Plot the curve to this HTML file."
     ),
-    max_batch: int = typer.Option(8192, metavar="N", help="Largest batch size to try."),
+    max_batch: int = typer.Option(8192, metavar="SAMPLES", help="Largest batch size to try."),
     repeats: int = typer.Option(
-        5, metavar="N", help="Minimum number of timed steps per batch; the median is kept."
+        5, metavar="STEPS", help="Minimum number of timed steps per batch; the median is kept."
     ),
     rounds: int = typer.Option(
-        3, metavar="N", help="Measure all batches N times and keep the smallest median."
+        3, metavar="TIMES", help="Measure all batches this many times and keep the smallest median."
     ),
     longest_step: float = typer.Option(
         5.0, metavar="SECONDS", help="Try no larger batch once a step has taken longer than this."
@@ -48,9 +48,12 @@ def profile(
     The script's step(batch_size) does the local work of a worker in one iteration. It runs in a
     child process, which may be killed when a batch is too large for the memory.
     """
-    out_console, err = options.consoles(json_file)
-    options.require_writable_file("--out", out or DEFAULT_OUT)
-    options.require_picture("--plot", plot)
+    script = [command[0], command[0].rpartition(":")[0]]
+    out_console, err = options.consoles(json_file, script)
+    if out is None and json_file is None:
+        out = DEFAULT_OUT
+    options.require_writable_file("--out", out, script)
+    options.require_picture("--plot", plot, script)
     sweep = BatchSweep(
         max_batch=max_batch, repeats=repeats, rounds=rounds, longest_step=longest_step
     )
@@ -69,9 +72,8 @@ def profile(
     _print(out_console, result)
     if json_file == options.STDOUT:
         options.write_figures(options.STDOUT, result.figures())
-    given = dict.fromkeys(path for path in (json_file, out) if path is not None)
-    for path in given or [DEFAULT_OUT]:
-        if path != options.STDOUT:
+    for path in dict.fromkeys((json_file, out)):
+        if path is not None and path != options.STDOUT:
             result.save(path)
             options.show(out_console, f"profile written to {path}")
     if plot is not None:

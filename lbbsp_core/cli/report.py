@@ -25,9 +25,10 @@ def report(
     """
     from lbbsp_core.report.html import write_report
 
-    console, _ = options.consoles(json_file)
+    inputs = [run_dir, run_dir / "run.jsonl"]
+    console, _ = options.consoles(json_file, inputs)
     path = out or (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
-    options.require_writable_file("--out", path)
+    options.require_writable_file("--out", path, inputs)
     figures = write_report(run_dir, path)
     options.show(console, str(figures["verdict"]))
     options.write_figures(json_file, figures)

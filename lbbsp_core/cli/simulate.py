@@ -76,24 +76,26 @@ def simulate(
     workers: str | None = typer.Option(
         None, metavar="N,M", help="Numbers of workers; a trace is cut to its first workers."
     ),
-    steps: int | None = typer.Option(None, min=1, help="Length of a scenario, in global batches."),
-    seed: int | None = typer.Option(None, min=0, help="Random seed of a scenario."),
-    global_batch_size: int | None = typer.Option(
-        None, min=1, metavar="X", help="Global batch size. Default: as recorded, or 64 per worker."
+    steps: int | None = typer.Option(
+        None, metavar="STEPS", help="Length of a scenario, in global batches."
     ),
-    lag: int = typer.Option(1, min=1, help="A plan decided after step k applies to step k + LAG."),
+    seed: int | None = typer.Option(None, metavar="SEED", help="Random seed of a scenario."),
+    global_batch_size: int | None = typer.Option(
+        None,
+        metavar="SAMPLES",
+        help="Global batch size. Default: as recorded, or 64 per worker.",
+    ),
+    lag: int = typer.Option(
+        1, metavar="STEPS", help="A plan decided after step k applies to step k + lag."
+    ),
     steps_per_epoch: int | None = typer.Option(
-        None, min=1, help="Epoch length of dbs, which plans once per epoch."
+        None, metavar="STEPS", help="Epoch length of dbs, which plans once per epoch."
     ),
     communication: float | None = typer.Option(
-        None,
-        min=0.0,
-        metavar="SECONDS",
-        help="Communication after the slowest worker in each step.",
+        None, metavar="SECONDS", help="Communication after the slowest worker in each step."
     ),
     first_use_seconds: float | None = typer.Option(
         None,
-        min=0.0,
         metavar="SECONDS",
         help="Further time of a step with a batch size that is new to its worker, as on GPUs.",
     ),
@@ -116,8 +118,10 @@ def simulate(
     samples has entered the model. Your own classes (module:Name) are also searched for in the
     current directory.
     """
-    out, err = options.consoles(json_file)
-    options.require_picture("--plot", plot)
+    files = [*(trace or []), *(more or []), *(from_run or []), *map(Path, scenario or [])]
+    inputs = [*files, *(file / "run.jsonl" for file in files)]
+    out, err = options.consoles(json_file, inputs)
+    options.require_picture("--plot", plot, inputs)
     options.require_writable_folder("--plots", plots)
     options.search_current_directory()
     sizes = [None] if workers is None else _counts(workers)

@@ -17,6 +17,7 @@ from rich.text import Text
 from lbbsp_core.cli import options
 from lbbsp_core.report.live import LiveRun, View, WorkerView
 from lbbsp_core.report.page import duration
+from lbbsp_core.validate import require_nonnegative
 
 _LATE_SECONDS: Final = 10.0
 """Time without a step after which the view says so in colour."""
@@ -37,10 +38,9 @@ def watch(
         False, "--once", help="Print one view and end, as without a terminal."
     ),
     json_file: options.JsonFile = None,
-    interval: float = typer.Option(1.0, min=0.1, metavar="SECONDS", help="Time between two views."),
+    interval: float = typer.Option(1.0, metavar="SECONDS", help="Time between two views."),
     timeout: float | None = typer.Option(
         None,
-        min=0,
         metavar="SECONDS",
         help="End if the run has not started after this time. By default, wait for it, but "
         "not with --once.",
@@ -51,7 +51,11 @@ def watch(
     It reads the record that the run writes (record=, or lbbsp launch --run-dir), from any machine
     that can read the file. Forecast is the predicted over the measured time. It ends at Ctrl-C.
     """
-    out, err = options.consoles(json_file)
+    out, err = options.consoles(json_file, [run_dir, run_dir / "run.jsonl"])
+    if not 0.1 <= interval <= 3600:
+        raise ValueError(f"interval must be from 0.1 to 3600 seconds, got {interval:g}")
+    if timeout is not None:
+        require_nonnegative("timeout", timeout)
     once = once or json_file == options.STDOUT or not out.is_terminal
     run = LiveRun(run_dir)
     limit = 0.0 if once and timeout is None else timeout

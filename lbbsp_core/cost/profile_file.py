@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from lbbsp_core.files import write_whole
 from lbbsp_core.types import is_plausible
 from lbbsp_core.validate import parse_json, shortened
 
@@ -22,14 +22,7 @@ _REMEDY = "create it again with lbbsp profile"
 def write_document(path: Path, document: Mapping[str, object]) -> None:
     """Writes a profile atomically: readers see either the old file or the complete new one."""
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, text.encode())
 
 
 def read_points(path: Path) -> tuple[list[int], list[float], int | None]:

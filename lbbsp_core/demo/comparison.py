@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from lbbsp_core.files import write_whole
 from lbbsp_core.launch import launch
 from lbbsp_core.report.pictures import draw_comparison
 from lbbsp_core.report.summary import Comparison, Figures, Outcome, summarise
@@ -147,7 +148,7 @@ def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Figures:
         f"Same samples in the same order: held-out accuracy {bsp.outcome.accuracy:.1%} with plain "
         f"BSP, {lbbsp.outcome.accuracy:.1%} with LB-BSP."
     )
-    _written(plan.run_dir / "summary.json", lambda path: path.write_text(text, encoding="utf-8"))
+    _written(plan.run_dir / "summary.json", lambda path: write_whole(path, text.encode()))
     draw = partial(draw_comparison, bsp.run, lbbsp.run, speeds=plan.speeds, note=note)
     _written(plan.run_dir / "demo.html", draw)
     _written(plan.run_dir / "report.html", partial(write_report, plan.folder(BALANCED)))

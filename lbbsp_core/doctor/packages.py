@@ -7,7 +7,6 @@ of its plugin.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from lbbsp_core.doctor.finding import Finding, note, ok, problem, read_findings
+from lbbsp_core.files import require_writable
 from lbbsp_core.runtime.options.env import AUTO_JIT_REMEDY, DMLC_NAMES, auto_jit
 from lbbsp_core.validate import shortened
 
@@ -263,9 +263,8 @@ def _run_dir(environment: Mapping[str, str]) -> Iterator[Finding]:
     folder = environment.get("LBBSP_RUN_DIR", "")
     if not folder:
         return
-    path = Path(folder).absolute()
-    existing = next(each for each in (path, *path.parents) if each.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        reason = f"{existing} is no folder that this user may write to"
-        text = f"the run record cannot be written to {folder}: {reason}"
+    try:
+        require_writable("the run record", Path(folder, "run.jsonl"))
+    except ValueError as error:
+        text = str(error).rpartition(": ")[0]
         yield problem("LBBSP_RUN_DIR", text, "name another folder, or change its rights")

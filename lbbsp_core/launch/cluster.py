@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from lbbsp_core.launch.devices import NO_GPU
 from lbbsp_core.resources.gpu import hides_gpus
+from lbbsp_core.validate import require_integer, require_known
 
 HOST: Final = "127.0.0.1"
 
@@ -98,12 +99,7 @@ def job_spec(
 
 def cluster_variables(framework: str, workers: int, servers: int | None = None) -> JobSpec:
     """Returns the variables by which the framework tells each process its role and its peers."""
-    if framework not in FRAMEWORKS:
-        raise ValueError(
-            f"framework must be one of {', '.join(sorted(FRAMEWORKS))}, got {framework!r}: "
-            "choose one of these, or omit it"
-        )
-    return FRAMEWORKS[framework](workers, servers)
+    return FRAMEWORKS[require_known("framework", framework, FRAMEWORKS)](workers, servers)
 
 
 def tensorflow_cluster(workers: int, servers: int | None) -> JobSpec:
@@ -126,8 +122,7 @@ def mxnet_cluster(workers: int, servers: int | None) -> JobSpec:
     make these ranks ours.
     """
     servers = 1 if servers is None else servers
-    if servers != int(servers) or servers < 1:
-        raise ValueError(f"servers must be an integer >= 1, got {servers!r}: start at least one")
+    require_integer("servers", servers, 1)
     root, *ports = free_ports(1 + workers)
     common = {
         "DMLC_PS_ROOT_URI": HOST,

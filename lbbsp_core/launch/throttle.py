@@ -21,6 +21,7 @@ from lbbsp_core.processes import _reaper
 from lbbsp_core.processes.child import exec_command, signal_group
 from lbbsp_core.resources.cgroup import cpu_quotas, hierarchies
 from lbbsp_core.resources.host import Host
+from lbbsp_core.validate import require_known
 
 Emulation: TypeAlias = Literal["auto", "cgroup", "duty-cycle"]
 
@@ -56,9 +57,7 @@ def create_throttle(
     """Creates CPU quotas where this process may set them, and a duty cycle elsewhere."""
     if plan is None:
         return Throttle()
-    if emulation not in get_args(Emulation):
-        known = ", ".join(get_args(Emulation))
-        raise ValueError(f"emulation must be one of {known}, got {emulation!r}")
+    require_known("emulation", emulation, get_args(Emulation))
     shares = plan.stages[0].shares
     quotas = None if emulation == "duty-cycle" else open_quotas(shares, plan.period_us)
     if quotas is not None:

@@ -128,7 +128,10 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the script called exit({error.code!r})"
     frames = traceback.extract_tb(error.__traceback__)
-    location = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    if not frames or frames[-1].filename == __file__:  # one of the errors above says all
+        location = ""
+    else:
+        location = f" ({frames[-1].filename}:{frames[-1].lineno})"
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     return (text[:1500] or type(error).__name__) + location
 

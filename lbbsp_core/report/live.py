@@ -79,7 +79,7 @@ class LiveRun:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path if path.suffix == ".jsonl" else path / "run.jsonl"
+        self.path = path if path.suffix == ".jsonl" or path.is_file() else path / "run.jsonl"
         self._tail = Tail(self.path)
         self._forget()
 

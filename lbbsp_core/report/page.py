@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
 
+from lbbsp_core.files import write_whole
 from lbbsp_core.report.charts import Chart
 
 
@@ -77,8 +78,7 @@ def plotly_script() -> str:
 def write_page(content: Content, path: Path) -> None:
     """Writes the page to a file, whose folder is created."""
     text = page(content, plotly_script())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", errors="replace")
+    write_whole(path, text.encode(errors="replace"))
 
 
 def percent(share: float, digits: int = 0) -> str:

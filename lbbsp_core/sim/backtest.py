@@ -14,6 +14,7 @@ from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import PREDICTORS
 from lbbsp_core.sim.efficiency import efficiencies
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of
+from lbbsp_core.validate import require_integer
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[str, str, int], None]
@@ -121,8 +122,7 @@ def evaluate(
     """
     if not traces:
         raise ValueError("evaluate needs at least one trace, got none: name a trace file")
-    if horizon < 1:
-        raise ValueError(f"horizon must be >= 1, got {horizon}: 1 is the next iteration")
+    require_integer("horizon", horizon, 1)
     predictors = contenders(horizon) if predictors is None else predictors
     fewest = 2 * (WARM_UP + horizon)
     for trace in traces:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.validate import require_nonnegative, require_positive
+from lbbsp_core.validate import require_nonnegative, require_positive, require_whole
 
 Floats = npt.NDArray[np.float64]
 
@@ -109,10 +109,7 @@ class ParameterServer(_Link):
 
     def __post_init__(self) -> None:
         _Link.__post_init__(self)
-        if self.servers < 1 or self.servers != int(self.servers):
-            raise ValueError(
-                f"ParameterServer.servers must be a whole number >= 1, got {self.servers!r}"
-            )
+        require_whole("ParameterServer.servers", self.servers, 1)
 
     def together(self, workers: int) -> ServerLinks:
         """Returns the servers' links, whatever the number of workers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,13 @@ from lbbsp_core.cost.online import CostShape
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum, read_cost
 from lbbsp_core.sim.communication import ServerLinks
-from lbbsp_core.validate import require_integer, require_nonnegative
+from lbbsp_core.validate import require_integer, require_nonnegative, shortened
 from lbbsp_core.work import UNITS, Work
 
 Floats = npt.NDArray[np.float64]
+
+_LONGEST_LAG: Final = 1000
+_MOST_SECONDS: Final = 1e12  # sums of more could overflow
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class SimConfig:
 
     Args:
         global_batch_size: X, in samples, >= 1.
-        lag: Steps between a plan's decision and its use, >= 1: a plan decided after step k
-            applies to step ``k + lag``.
+        lag: Steps between a plan's decision and its use, from 1 to 1,000: a plan decided after
+            step k applies to step ``k + lag``.
         steps_per_epoch: Steps in an epoch, >= 1, for policies that plan once per epoch.
         communication_seconds: Seconds of communication per step, after the last worker has
             arrived, >= 0.
@@ -59,10 +62,17 @@ class SimConfig:
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "lag", "steps_per_epoch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)!r}")
+            require_integer(name, getattr(self, name), 1)
+        if self.lag > _LONGEST_LAG:
+            raise ValueError(
+                f"lag must be at most {_LONGEST_LAG}, got {shortened(self.lag)}: plans are decided "
+                "a few steps ahead"
+            )
         for name in ("communication_seconds", "first_use_seconds"):
-            require_nonnegative(name, getattr(self, name))
+            if require_nonnegative(name, getattr(self, name)) >= _MOST_SECONDS:
+                raise ValueError(
+                    f"{name} must be below {_MOST_SECONDS:g}, got {getattr(self, name):g}"
+                )
         if self.links is not None and self.communication_seconds:
             raise ValueError(
                 f"communication_seconds must be 0 with links, got {self.communication_seconds!r}: "

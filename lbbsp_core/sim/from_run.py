@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lbbsp_core.runtime.record.record import RunHeader, StepLine, read_run
+from lbbsp_core.runtime.record.named import read_named_run
+from lbbsp_core.runtime.record.record import RunHeader, StepLine
 from lbbsp_core.sim.cluster import MIN_STEPS, ReplayedCluster
 from lbbsp_core.sim.traces import LARGEST_DRIVER, Series, Trace
 from lbbsp_core.types import Measurement, is_plausible
@@ -107,12 +108,7 @@ def trace_from_run(path: str | Path) -> Trace:
 
 def _read(path: str | Path) -> tuple[RunHeader, list[StepLine], tuple[str, ...]]:
     """Reads the steps that show the speeds of all workers, and notes on the others."""
-    try:
-        run = read_run(path)
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be read as a run record ({error}): name the --run-dir of lbbsp launch"
-        ) from None
+    run = read_named_run(path)
     if run.pushes:
         raise ValueError(
             f"{path} records pushes, not steps, as asynchronous training does, also with BSP: "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lbbsp_core.cost import Cost, Profile
+from lbbsp_core.files import is_file_name
 from lbbsp_core.sim.communication import Communication, FixedTime, ParameterServer, RingAllReduce
 from lbbsp_core.sim.config import LognormalWork
 from lbbsp_core.sim.slowdowns import Constant, Disturbance, Lognormal, Markov, Noise, Pareto
@@ -23,7 +23,13 @@ from lbbsp_core.sim.synthetic import (
     synthetic_cluster,
 )
 from lbbsp_core.types import Limits
-from lbbsp_core.validate import require_known, require_nonnegative, require_positive, shortened
+from lbbsp_core.validate import (
+    require_known,
+    require_nonnegative,
+    require_positive,
+    require_whole,
+    shortened,
+)
 
 T = TypeVar("T")
 
@@ -96,10 +102,8 @@ class Scenario:
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
             value = getattr(self, name)
-            if type(value) not in (int, float) or not minimum <= value < _LARGEST or value % 1:
-                raise ValueError(
-                    f"{name} must be a whole number >= {minimum} below 1e15, got {shortened(value)}"
-                )
+            if require_whole(name, value, minimum) >= _LARGEST:
+                raise ValueError(f"{name} must be below 1e15, got {shortened(value)}")
         if not isinstance(self.name, str):
             raise ValueError(f"name must be a text, got {shortened(self.name)}")
         require_positive("samples_per_second", self.samples_per_second)
@@ -215,14 +219,14 @@ def load_scenario(name_or_path: str) -> Scenario:
     if name_or_path in PRESETS:
         return read_scenario(PRESETS[name_or_path], name_or_path)
     path = Path(name_or_path)
-    if path.suffix != ".toml" and not os.path.exists(path):  # also False for impossible names
+    if not is_file_name(name_or_path, ".toml"):
         require_known("scenario", name_or_path, PRESETS)
     try:
         table = _toml(path.read_text(encoding="utf-8"))
         _check_values("", table)
         return read_scenario({"name": path.stem, **table}, path.stem, path.parent)
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def read_scenario(table: Mapping[str, object], name: str, folder: Path | None = None) -> Scenario:

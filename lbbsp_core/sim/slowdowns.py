@@ -9,7 +9,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.validate import require_fraction, require_nonnegative, require_positive
+from lbbsp_core.validate import (
+    require_fraction,
+    require_nonnegative,
+    require_positive,
+    require_whole,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -158,10 +163,7 @@ class Disturbance:
                     f"Disturbance.{name} must be [minimum, maximum] with {bound} <= minimum <= "
                     f"maximum, got {getattr(self, name)!r}"
                 )
-        if self.steps_per_epoch < 1:
-            raise ValueError(
-                f"Disturbance.steps_per_epoch must be >= 1, got {self.steps_per_epoch!r}"
-            )
+        require_whole("Disturbance.steps_per_epoch", self.steps_per_epoch, 1)
 
     def draw(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
         """Draws the disturbances, independently for every worker."""

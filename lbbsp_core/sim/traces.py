@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from lbbsp_core.files import write_whole
 from lbbsp_core.types import Measurement, is_plausible
 from lbbsp_core.validate import shortened
 
@@ -92,7 +92,8 @@ def read_trace(path: str | Path) -> Trace:
     except TraceError:
         raise
     except (OSError, ValueError, csv.Error) as error:  # also of an encoding, or of a path
-        raise TraceError(f"{path}: cannot be read as a CSV text file: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise TraceError(f"{path}: cannot be read as a CSV text file: {reason}") from error
     if not series:
         raise TraceError(f"{path}, line 2: no rows after the header: record at least one step")
     return Trace(path, tuple(name for name in names if name not in REQUIRED), series, notes)
@@ -104,8 +105,7 @@ def write_trace(path: str | Path, trace: Trace) -> None:
     The file is complete, or stays as it was. Its folder is created.
 
     Raises:
-        ValueError: The name of a driver cannot be the name of a column, or the path is that of
-            a folder or a device.
+        ValueError: The name of a driver cannot be the name of a column.
         OSError: The file cannot be written.
     """
     names = (*REQUIRED, *trace.drivers)
@@ -115,23 +115,13 @@ def write_trace(path: str | Path, trace: Trace) -> None:
                 f"driver {name!r} cannot be the name of a column: it must differ from all other "
                 "columns, and have no spaces around it"
             )
-    path = Path(path).resolve()
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file, which a trace could replace: name another")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")  # which writes all digits of a float
     writer.writerow(names)
     for series in trace.series:
         for step, one in zip(series.steps.tolist(), series.measurements, strict=True):
             writer.writerow((series.worker, step, one.samples, one.busy_seconds, *one.drivers))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        unfinished.write_text(text.getvalue(), encoding="utf-8", newline="")
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    write_whole(path, text.getvalue().encode())
 
 
 def names_of(traces: Sequence[Trace]) -> list[str]:

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lbbsp_core.validate import require_known
+
 Method = Literal["zipline", "opt", "optbs", "fullgrid", "grid"]
 Times = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -76,9 +78,7 @@ def zipline(times: npt.ArrayLike, method: Method = "zipline") -> ZipLineResult:
         Distributed Deep Learning, ICDM 2019, arXiv 2001.01347 (ZipLine, GridScan, FullGridScan);
         extended in Machine Learning, 2021 (ZipLineOpt, ZipLineOptBS).
     """
-    search = _METHODS.get(method) if isinstance(method, str) else None
-    if search is None:
-        raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
+    search = _METHODS[require_known("method", method, _METHODS)]
     table = _read(times)
     indices = search(table)
     chosen = table[np.arange(len(table)), indices]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
+from importlib import metadata
 
 import keras
 import tensorflow as tf
@@ -13,9 +15,6 @@ from lbbsp_core.runtime.options.env import AUTO_JIT_REMEDY, auto_jit
 from lbbsp_core.validate import shortened
 from lbbsp_tf import compat, env
 from lbbsp_tf.cluster import cluster_size
-
-OLDEST_KERAS = (3, 11)
-"""Oldest version whose trainer has the functions that `lbbsp_tf.compat` patches."""
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -34,12 +33,26 @@ def check_keras() -> None:
             f"the backend of Keras must be tensorflow, got {backend}: set KERAS_BACKEND=tensorflow "
             "in the environment, or change ~/.keras/keras.json"
         )
-    if tuple(map(int, keras.__version__.split(".")[:2])) < OLDEST_KERAS:
-        oldest = ".".join(map(str, OLDEST_KERAS))
+    oldest = _oldest_keras()
+    if _numbers(keras.__version__) < _numbers(oldest):
         raise RuntimeError(
-            f"LoadBalancer needs Keras {oldest} or later, got {keras.__version__}: install it by "
-            f"pip install 'keras>={oldest}'"
+            f"LoadBalancer needs Keras {oldest} or later, got {keras.__version__}: run pip install "
+            "--upgrade 'lbbsp[keras]'"
         )
+
+
+def _oldest_keras() -> str:
+    """Returns the lowest version that lbbsp requires in any Python; "0" if it is not installed."""
+    try:
+        required = metadata.requires("lbbsp") or ()
+    except metadata.PackageNotFoundError:
+        required = ()
+    found = (re.match(r"keras\b(?!-)[^;]*>=([\d.]+)", each) for each in required)
+    return min((each[1] for each in found if each), key=_numbers, default="0")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def require_strategy(strategy: object) -> None:

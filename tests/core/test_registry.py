@@ -140,8 +140,8 @@ def test_synchronisers_by_name(text: str, made: Synchroniser) -> None:
         ("ssp", "ssp needs staleness: write ssp:STALENESS"),
         ("dssp:3", "dssp:3 needs upper: write dssp:3:UPPER"),
         ("asp:1", "asp takes no options, got 'asp:1': write asp"),
-        ("dssp:3:x", "dssp: upper must be a whole number, got 'x'"),
-        ("dssp:0:inf", "dssp: upper must be a whole number, got 'inf'"),
+        ("dssp:3:x", "dssp: upper must be an integer, got 'x'"),
+        ("dssp:0:inf", "dssp: upper must be an integer, got 'inf'"),
         ("ssp:many", "ssp: staleness must be a number, got 'many'"),
         ("ssp:1.5", r"SSP\.staleness must be an integer >= 0, got 1\.5"),
         ("dssp:1:2:3", r"dssp takes at most 2 options \(lower, upper\), got .*: leave out '3'"),
@@ -217,7 +217,7 @@ def test_options_are_read_by_their_types(options: str, made: Options) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("count=1.5", "count must be a whole number or none, got '1.5'"),
+        ("count=1.5", "count must be an integer or none, got '1.5'"),
         ("flag=1", "flag must be true or false, got '1'"),
         ("level=middle", "level must be low or high, got 'middle'"),
         ("step=2", "step cannot be written as text"),

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from importlib import metadata
 from types import SimpleNamespace
 
 import keras
@@ -133,6 +135,22 @@ def test_an_import_that_lacks_a_package_names_the_remedy(module, words):
 def test_another_backend_is_refused(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(RuntimeError, match=r"must be tensorflow, got jax: set KERAS_BACKEND"):
+        check_keras()
+
+
+@pytest.mark.parametrize(
+    ("required", "version", "is_refused"),
+    [
+        (["keras<3.17,>=3.12.4; python_version < '3.11'", "keras>=3.9.1"], "3.9.0", True),
+        (["keras<3.17,>=3.12.4; python_version < '3.11'", "keras>=3.9.1"], "3.10.0", False),
+        (["lbbsp[keras]; extra == 'keras'", "numpy>=9", "keras-hub>=9", "keras"], "3.0.0", False),
+        (None, "3.0.0", False),
+    ],
+)
+def test_the_oldest_keras_is_that_of_the_package(monkeypatch, required, version, is_refused):
+    monkeypatch.setattr(metadata, "requires", lambda name: required)
+    monkeypatch.setattr(keras, "__version__", version)
+    with pytest.raises(RuntimeError, match=r"3\.9\.1 or later") if is_refused else nullcontext():
         check_keras()
 
 

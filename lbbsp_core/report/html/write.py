@@ -10,7 +10,8 @@ from lbbsp_core.report.html.figures import RunReport, run_report
 from lbbsp_core.report.html.pushes import PushReport, advise_pushes, push_charts, push_report
 from lbbsp_core.report.html.step_charts import step_charts
 from lbbsp_core.report.page import Content, write_page
-from lbbsp_core.runtime.record.record import Run, read_run
+from lbbsp_core.runtime.record.named import read_named_run
+from lbbsp_core.runtime.record.record import Run
 
 
 def write_report(record: Path, out: Path) -> dict[str, object]:
@@ -30,7 +31,7 @@ def write_report(record: Path, out: Path) -> dict[str, object]:
     """
     if out.suffix == ".jsonl":
         raise ValueError(f"the report must not replace a run record, got {out}: name an HTML file")
-    content, figures = describe(_read(record), str(record))
+    content, figures = describe(read_named_run(record), str(record))
     write_page(content, out)
     return figures
 
@@ -51,16 +52,3 @@ def describe(run: Run, name: str) -> tuple[Content, dict[str, object]]:
     title = f"lbbsp report: {name}"
     content = Content("report", title, report.verdict, charts, template=template, values=values)
     return content, {**report.figures(), "advice": [asdict(each) for each in advice]}
-
-
-def _read(record: Path) -> Run:
-    try:
-        return read_run(record)
-    except FileNotFoundError:
-        inner = [path.parent.name for path in sorted(record.glob("*/run.jsonl"))]
-        remedy = (
-            f"name one of the runs in it: {', '.join(inner)}"
-            if inner
-            else "name the --run-dir of lbbsp launch, or the folder given as record="
-        )
-        raise ValueError(f"{record} has no run record (run.jsonl): {remedy}") from None

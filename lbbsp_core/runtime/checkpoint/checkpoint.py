@@ -12,9 +12,7 @@ import io
 import json
 import logging
 import math
-import os
 import re
-import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +22,8 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from lbbsp_core.files import UNFINISHED, write_whole
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
@@ -39,7 +39,6 @@ KEEP: Final = 2  # generations
 
 _HEADER: Final = "header"
 _NAME: Final = re.compile(r"step-(\d+)\.npz")
-_UNFINISHED: Final = ".unfinished"
 _REPLACED: Final = ".replaced"
 
 
@@ -68,7 +67,6 @@ def write_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
     folder.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{checkpoint.step:09d}.npz"
     write_file(path, checkpoint)
     paths = _paths(folder)
@@ -77,7 +75,7 @@ def write_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
         logger.warning("%s is of another training, or damaged: renamed to *%s", later, _REPLACED)
         with suppress(OSError):
             later.replace(later.with_name(later.name + _REPLACED))
-    for old in [*kept[:-KEEP], *folder.glob(f"step-*{_UNFINISHED}")]:
+    for old in [*kept[:-KEEP], *folder.glob(f"step-*{UNFINISHED}")]:
         with suppress(OSError):
             old.unlink()
     return path
@@ -88,8 +86,6 @@ def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
 
     Several processes may write to one name at the same time: that of the last one stays.
     """
-    path = Path(path)
-    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
     named = {f"_{name}": np.asarray(array) for name, array in checkpoint.arrays.items()}
     for name, array in named.items():
         if array.dtype.hasobject:
@@ -103,17 +99,7 @@ def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
     }
     header = {"format": FORMAT, "checksum": _checksum(content, arrays), **content}
     text = np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)
-    try:
-        with unfinished.open("xb") as file:
-            np.savez(file, **{_HEADER: text, **arrays})
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise
-    _flush_names(path.parent)
+    write_whole(path, lambda file: np.savez(file, **{_HEADER: text, **arrays}), durable=True)
 
 
 def newest_checkpoint(folder: str | Path) -> Checkpoint | None:
@@ -226,16 +212,6 @@ def _checksum(content: Mapping[str, Json], arrays: Arrays) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(array.view(np.uint8).data if array.size else b"")
     return digest.hexdigest()
-
-
-def _flush_names(folder: Path) -> None:
-    """Flushes the names of files in a folder to the disk, where the system can."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def records_of(*states: object) -> dict[str, type]:

@@ -8,7 +8,6 @@ series.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+from lbbsp_core.files import write_whole
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
 from lbbsp_core.runtime.record.figures import Figures, RunningFigures
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
@@ -110,11 +110,8 @@ class Metrics(StepExtension):
         assert self._header
         assert self._path
         latest, path = self._latest, self._path
-        partial = path.with_name(f".{path.name}.{os.getpid()}")  # which the collector ignores
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(metrics_text(path.stem, self._header, *latest), "utf-8")
-            os.replace(partial, path)
+            write_whole(path, metrics_text(path.stem, self._header, *latest).encode())
             self._written = latest
         except Exception as error:  # such as names that UTF-8 does not have
             log = logger.debug if self._warned else logger.warning

@@ -7,7 +7,6 @@ profile, and limits a number.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Sequence
 from numbers import Integral
@@ -16,6 +15,7 @@ from typing import Final
 
 from lbbsp_core.cost import Cost, Profile, Proportional
 from lbbsp_core.cost.online import CostShape
+from lbbsp_core.files import is_file_name
 from lbbsp_core.policy import Policy
 from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.registry import COSTS, POLICIES, PREDICTORS
@@ -72,7 +72,7 @@ def read_cost(value: AnyCost | None) -> Cost | CostShape:
     if isinstance(value, CostShape):
         return value
     text = str(value) if isinstance(value, str | Path) else ""
-    is_path = os.sep in text or text.endswith(".json") or os.path.exists(text)
+    is_path = is_file_name(text, ".json")
     if not isinstance(value, str | Path) or ((":" in text or text in COSTS) and not is_path):
         return COSTS.resolve(value)  # type: ignore[arg-type]
     path = Path(value)

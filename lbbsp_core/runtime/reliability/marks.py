@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from lbbsp_core.files import write_whole
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.reliability.exit import before_end, on_exit
 
@@ -119,6 +120,4 @@ def _leave(name: str, text: str = "") -> None:
     if folder is None:
         return
     with suppress(OSError):
-        partial = folder / f".{name}"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / name)
+        write_whole(folder / name, text.encode())

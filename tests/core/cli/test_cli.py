@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 import lbbsp_core.cli
 from lbbsp_core import Profile
 from lbbsp_core.cli import launch as launch_module
-from lbbsp_core.cli.app import application
+from lbbsp_core.cli.app import COMMANDS, application
 from lbbsp_core.cli.demo import Progress
 from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
 from lbbsp_core.demo import comparison
@@ -141,7 +142,7 @@ def test_launch_runs_a_script(tmp_path):
         (["--speeds", ""], ["--speeds", "''", "1,1,0.5"]),
         (["--speeds-at", "0.5,1"], ["--speeds-at", "'0.5,1'", "30:0.5,1,1"]),
         (["--speeds-at", "soon:0.5,1"], ["--speeds-at", "'soon:0.5,1'", "30:0.5,1,1"]),
-        (["--speeds-at", "30:"], ["--speeds-at", "''", "30:0.5,1,1"]),
+        (["--speeds-at", "30:"], ["--speeds-at", "'30:'", "30:0.5,1,1"]),
         (["--speeds", "1,1,1"], ["speeds", "= 2", "got 3"]),
         (["--speeds", "1,0"], ["speeds", "positive", "0.0"]),
         (["--speeds", "1,nan"], ["speeds", "nan"]),
@@ -166,7 +167,7 @@ def test_usage_errors_exit_with_2(arguments):
 def test_parsing():
     assert parse_speeds(" 1, .5 ,2e-1") == [1.0, 0.5, 0.2]
     assert parse_speeds_at([]) == []
-    with pytest.raises(typer.BadParameter):
+    with pytest.raises(ValueError):
         parse_speeds("1;2")
 
 
@@ -304,11 +305,12 @@ def test_demo_says_which_python_its_framework_needs(monkeypatch, version, where)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--framework", "abacus"], ["--framework", "'abacus'", "tensorflow"]),
+        (["--framework", "abacus"], ["framework", "'abacus'", "tensorflow"]),
         (["--speeds", "x"], ["--speeds", "'x'"]),
         (["--workers", "2", "--speeds", "1,1,1"], ["--speeds", "2 workers", "got 3"]),
         (["--speeds", "1,0,1"], ["speeds", "positive", "0.0"]),
-        (["--workers", "1"], ["--workers", "2"]),
+        (["--workers", "1"], ["workers must be an integer >= 2, got 1"]),
+        (["--steps", "x"], ["Invalid value for '--steps': must be an integer, got 'x'"]),
     ],
 )
 def test_demo_names_the_value_and_the_cure(tmp_path, complete, arguments, words):
@@ -398,11 +400,13 @@ def test_profile_names_the_value_and_the_cure(step_script, arguments, words):
     assert "Traceback" not in done.output
 
 
-@pytest.mark.parametrize("command", ["demo", "evaluate", "launch", "profile", "report", "simulate"])
-def test_every_command_helps(command):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_helps_and_says_what_its_values_are(command):
     done = run(command, "--help")
     assert done.exit_code == 0
-    assert "Usage" in done.output
+    assert done.output.startswith(f"Usage: root {command} [OPTIONS]")
+    assert not re.search(r"<|x>=|TEXT|INTEGER|FLOAT|PATH", done.output), "names of types"
+    assert run(command, "-h").output == done.output
 
 
 # Paths and numbers that cannot be right
@@ -436,6 +440,10 @@ def places(tmp_path, monkeypatch, step_script):
         "launch -n 0 train.py",
         "launch -n 1 --timeout inf train.py",
         "launch -n 1000000 train.py",
+        "launch -n 99999999999999999999 train.py",
+        "launch -n 2 --contention burst train.py",
+        "launch -n 2 --contention folder train.py",
+        "launch -n 2 --run-dir /proc/new train.py",
         "launch -n 2 trian.py",
         "launch -n 2 folder",
         "launch -n 2 -m trian",
@@ -443,6 +451,10 @@ def places(tmp_path, monkeypatch, step_script):
         "demo --json folder",
         "demo --json file/below.json",
         "demo --speeds 1e300,1,1e-300",
+        "demo --workers 99999999999999999999",
+        "demo --steps 0",
+        "doctor --framework tensorflw",
+        "doctor --framework none --json file/below.json",
         "evaluate none.csv",
         "evaluate folder",
         "evaluate run.jsonl",
@@ -452,6 +464,10 @@ def places(tmp_path, monkeypatch, step_script):
         "evaluate trace.csv --predictors ,",
         "evaluate trace.csv --export folder",
         "evaluate trace.csv --export out.csv",
+        "evaluate trace.csv --json trace.csv",
+        "evaluate trace.csv --horizon 99999999999999999999",
+        "evaluate trace.csv --horizon 0",
+        "evaluate --from-run recorded --export recorded/run.jsonl",
         "evaluate --from-run none",
         "evaluate --from-run run.jsonl",
         "evaluate",
@@ -463,6 +479,17 @@ def places(tmp_path, monkeypatch, step_script):
         "simulate --trace trace.csv --global-batch-size 9223372036854775808",
         "simulate --trace trace.csv --communication inf",
         "simulate --trace trace.csv --workers 9223372036854775808",
+        "simulate --trace trace.csv --json trace.csv",
+        "simulate --trace trace.csv --plot file/below.html",
+        "simulate --trace trace.csv --plots file/below",
+        "simulate --trace trace.csv --communication nan",
+        "simulate --trace trace.csv --communication 1e308",
+        "simulate --scenario constant --first-use-seconds 1e308",
+        "simulate --trace trace.csv --global-batch-size 0",
+        "simulate --trace trace.csv --lag 99999999999999999999",
+        "simulate --scenario constant --steps 0",
+        "simulate --scenario constant --seed -1",
+        "simulate --scenario marcov",
         "simulate --scenario none.toml",
         "simulate --scenario folder",
         "simulate --scenario slow.toml",
@@ -474,7 +501,12 @@ def places(tmp_path, monkeypatch, step_script):
         "profile train.py --out folder",
         "profile train.py --json file/below.json",
         "profile train.py --plot picture.docx",
+        "profile train.py --plot file/below.html",
+        "profile train.py --out train.py",
+        "profile train.py:step --out train.py",
         "profile train.py --timeout nan",
+        "profile train.py --timeout 1e300",
+        "profile train.py --repeats 0",
         "report none",
         "report folder",
         "report file",
@@ -483,6 +515,16 @@ def places(tmp_path, monkeypatch, step_script):
         "report folder -o folder",
         "report folder --json file/below.json",
         "report run.jsonl -o run.jsonl",
+        "report recorded -o recorded/run.jsonl",
+        "report recorded --json recorded/run.jsonl",
+        "watch none --once",
+        "watch folder --once",
+        "watch file --once",
+        "watch trace.csv --once",
+        "watch recorded --interval nan",
+        "watch recorded --interval 1e300",
+        "watch recorded --once --timeout -1",
+        "watch recorded --once --json recorded/run.jsonl",
     ],
 )
 def test_a_wrong_value_is_one_line_and_status_2(places, monkeypatch, arguments):
@@ -492,6 +534,50 @@ def test_a_wrong_value_is_one_line_and_status_2(places, monkeypatch, arguments):
     [line] = [line for line in done.stderr.splitlines() if line.strip()]
     assert line.startswith(f"lbbsp {arguments.split()[0]}: ")
     assert len(line) < 500
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "demo --run-dir file/new",
+            "--run-dir cannot be written to file/new/file: /",
+        ),
+        ("evaluate none.csv", "none.csv: cannot be read as a CSV text file: No such file or dir"),
+        ("evaluate --from-run none", "none has no run record (run.jsonl): name the --run-dir of"),
+        ("simulate --from-run none", "none has no run record (run.jsonl): name the --run-dir of"),
+        ("report none", "none has no run record (run.jsonl): name the --run-dir of"),
+        ("report run.jsonl -o run.jsonl", "--out must not be a file that is read, got run.jsonl"),
+        ("simulate --scenario marcov", "there is no scenario 'marcov': did you mean 'markov'?"),
+        ("demo --framework MXNet", "there is no framework 'MXNet': did you mean 'mxnet'? Known"),
+        ("doctor --framework MXNet", "there is no framework 'MXNet': did you mean 'mxnet'? Known"),
+        ("launch -n 1 --framework MXNet train.py", "there is no framework 'MXNet': did you mean"),
+        ("launch -n 99999999999999999999 train.py", "a number is too large: "),
+        ("profile folder", "folder: there is no such file"),
+        ("profile file", "file:step: the script cannot be loaded: ImportError: file is not a Pyt"),
+        ("doctor --framework none --json /dev/full", "/dev/full: No space left on device"),
+    ],
+)
+def test_a_wrong_value_is_named(places, monkeypatch, arguments, message):
+    monkeypatch.setattr(comparison, "find_spec", lambda name: 1)
+    done = run(*arguments.split())
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1].startswith(f"lbbsp {arguments.split()[0]}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("0", "lag must be an integer >= 1, got 0"),
+        ("x", "Error: Invalid value for '--lag': must be an integer, got 'x'"),
+        ("", "Error: Invalid value for '--lag': must be an integer, got ''"),
+        ("1.5", "Error: Invalid value for '--lag': must be an integer, got '1.5'"),
+    ],
+)
+def test_an_error_names_what_is_no_number(places, value, error):
+    done = run("simulate", "--trace", "trace.csv", f"--lag={value}")
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1].endswith(error)
 
 
 # --json -: a command line for each command that has the option; its figures are all of the output

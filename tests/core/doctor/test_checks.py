@@ -184,7 +184,7 @@ def test_settings_that_break_keras_or_the_record(tmp_path):
     assert statuses(check_settings({"LBBSP_RUN_DIR": str(tmp_path / "new")})) == ["ok"]
     [folder] = check_settings({"LBBSP_RUN_DIR": str(tmp_path / "file" / "new")})
     assert (folder.check, folder.status) == ("LBBSP_RUN_DIR", "problem")
-    assert f"{tmp_path / 'file'} is no folder" in folder.message
+    assert f"{tmp_path / 'file'} is not a folder" in folder.message
 
 
 @pytest.mark.parametrize(

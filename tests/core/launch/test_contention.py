@@ -192,13 +192,15 @@ def test_dbs_disturbs_for_4_to_20_epochs():
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("bursty:x", "seed >= 0"),
-        ("bursty:-1", "seed >= 0"),
-        ("dbs:", "seed >= 0"),
-        ("dbs:0:0", "seconds of an epoch"),
-        ("dbs:0:soon", "seconds of an epoch"),
-        ("missing.csv", "missing.csv: cannot be read"),
-        ("bursty:1:2", "cannot be read"),
+        ("bursty:x", "bursty: seed must be an integer, got 'x'"),
+        ("bursty:-1", "seed must be an integer >= 0, got -1"),
+        ("dbs:", "dbs: seed must be an integer, got ''"),
+        ("dbs:0:0", "epoch_seconds must be from 0.1 to 3600, got 0"),
+        ("dbs:0:soon", "dbs: epoch_seconds must be a number, got 'soon'"),
+        ("missing.csv", "missing.csv: cannot be read as a CSV text file: No such file"),
+        ("folder/missing", "missing: cannot be read as a CSV text file: No such file"),
+        ("bursty:1:2", "bursty takes at most 1 options"),
+        ("burst", "there is no contention 'burst': did you mean 'bursty'"),
     ],
 )
 def test_invalid_options(text, match):

@@ -157,11 +157,14 @@ def test_impossible_speeds(speeds, message):
         ({"workers": 0}, r"workers must be an integer >= 1, got 0"),
         ({"timeout": 0}, r"timeout must be a positive .* got 0"),
         ({"timeout": math.nan}, r"timeout .* got nan"),
-        ({"framework": "torch"}, r"one of mxnet, tensorflow, got 'torch'"),
+        ({"framework": "torch"}, "there is no framework 'torch'. Known names: tensorflow, mxnet"),
         ({"speeds_at": [(1, [1, 1])]}, r"needs the speeds at the start"),
         ({"speeds": [1, 1], "speeds_at": [(-1, [1, 1])]}, r"got -1"),
         ({"speeds": [1, 1], "speeds_at": [(math.nan, [1, 1])]}, r"got nan"),
-        ({"speeds": [1, 1], "emulation": "magic"}, r"one of auto, .* got 'magic'"),
+        (
+            {"speeds": [1, 1], "emulation": "magic"},
+            "there is no emulation 'magic'. Known names: auto",
+        ),
     ],
 )
 def test_impossible_arguments(arguments, message):
@@ -216,7 +219,7 @@ def test_mxnet_gets_a_scheduler_servers_and_workers_in_the_order_of_their_ports(
 @pytest.mark.parametrize(
     ("framework", "servers", "message"),
     [
-        ("mxnet", 0, "servers must be an integer >= 1, got 0: start at least one$"),
+        ("mxnet", 0, "servers must be an integer >= 1, got 0$"),
         ("mxnet", 1.5, "servers must be an integer >= 1, got 1.5"),
         ("tensorflow", 1, "must be omitted for tensorflow, got 1: .* needs --framework mxnet"),
     ],

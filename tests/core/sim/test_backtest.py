@@ -175,7 +175,7 @@ def test_without_common_steps_there_is_no_efficiency_but_a_note() -> None:
     for file, reason in {
         "alone.csv": "single worker",
         "apart.csv": "only 0 of 80 steps",
-        "small.csv": "must be >= 1",
+        "small.csv": "must be an integer >= 1",
     }.items():
         assert reason in result.notes[file]
     assert result.mean_efficiency("last") == found["made.csv"]
@@ -192,7 +192,7 @@ def test_files_of_one_name_are_distinguished() -> None:
 def test_bad_calls_name_the_cure() -> None:
     with pytest.raises(ValueError, match="at least one trace"):
         evaluate([])
-    with pytest.raises(ValueError, match="horizon must be >= 1"):
+    with pytest.raises(ValueError, match="horizon must be an integer >= 1"):
         evaluate([trace_of([1.0] * 20)], horizon=0)
     with pytest.raises(TraceError, match=r"made.csv: worker 0 has 11 steps, at least 12"):
         evaluate([trace_of([1.0] * 11)])

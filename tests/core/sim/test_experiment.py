@@ -341,9 +341,10 @@ def test_predictors_are_trained_for_the_lag_and_named_once() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"global_batch_size": 0}, "global_batch_size must be >= 1, got 0"),
-        ({"lag": 0}, "lag must be >= 1"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch must be >= 1"),
+        ({"global_batch_size": 0}, "global_batch_size must be an integer >= 1, got 0"),
+        ({"lag": 0}, "lag must be an integer >= 1"),
+        ({"lag": 10**20}, "lag must be at most 1000, got 1000"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch must be an integer >= 1"),
         ({"communication_seconds": -1.0}, "communication_seconds must be finite and >= 0, got -1"),
     ],
 )

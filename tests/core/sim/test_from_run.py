@@ -134,7 +134,7 @@ def test_a_single_worker_is_a_trace_too(tmp_path: Path) -> None:
 
 
 def test_records_that_tell_too_little(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be read as a run record"):
+    with pytest.raises(ValueError, match="has no run record"):
         trace_from_run(tmp_path / "nothing")
     write(tmp_path, [line_of(k) for k in range(4)])
     with pytest.raises(ValueError, match="only 4 of 4 steps are usable, at least 5"):
@@ -187,8 +187,6 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> N
         write_trace(path, Trace(path, (), (broken,)))
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(ValueError, match="not a regular file"):
-        write_trace(tmp_path, Trace(path, (), ()))
 
 
 # The command

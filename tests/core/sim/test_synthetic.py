@@ -189,7 +189,7 @@ def test_lines_that_make_no_sense_are_refused() -> None:
         (lambda: Markov(3.0, 0.0), r"Markov.to_slow must be in \(0, 1\], got 0.0"),
         (lambda: Disturbance(2.0), r"Disturbance.probability must be in \(0, 1\], got 2.0"),
         (lambda: Disturbance(epochs=(5, 4)), r"epochs must be \[minimum, maximum\].*got \(5, 4\)"),
-        (lambda: Disturbance(steps_per_epoch=0), "steps_per_epoch must be >= 1, got 0"),
+        (lambda: Disturbance(steps_per_epoch=0), "steps_per_epoch must be an integer >= 1, got 0"),
         (lambda: cores([0]), "cores must be finite and > 0, got 0"),
         (lambda: cores([1], serial_share=1.0), r"serial_share must be in \[0, 1\), got 1.0"),
         (lambda: synthetic_cluster([], 3), "needs workers and steps, got 0 and 3"),
@@ -197,7 +197,7 @@ def test_lines_that_make_no_sense_are_refused() -> None:
         (lambda: Preemption(1.0, 0.0), "mean_down_seconds must be > 0, got 0.0"),
         (lambda: FixedTime(-1.0), "communication_seconds must be finite and >= 0, got -1.0"),
         (lambda: RingAllReduce(1.0, 0.0), "RingAllReduce.bytes_per_second must be finite and > 0"),
-        (lambda: ParameterServer(1.0, 1.0, servers=0), "servers must be a whole number >= 1"),
+        (lambda: ParameterServer(1.0, 1.0, servers=0), "servers must be an integer >= 1"),
     ],
 )
 def test_bad_input(make: Any, message: str) -> None:
