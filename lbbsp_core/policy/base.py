@@ -136,7 +136,11 @@ class Observation:
 
 
 class PolicyState(Protocol):
-    """Protocol of the state of every policy."""
+    """Protocol of the state of every policy.
+
+    It may also have a property `notice`: what the user of a training should know, which is logged
+    once; an empty text as a rule.
+    """
 
     @property
     def sizes(self) -> Sizes:

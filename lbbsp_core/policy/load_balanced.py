@@ -4,25 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from functools import lru_cache
+from typing import ClassVar, Final, NamedTuple
 
-from lbbsp_core.cost import Cost, Proportional, slowest
+from lbbsp_core.cost import Cost, Proportional, slowest, slowest_instead
 from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.first_uses import extra_seconds, plan_of_used_sizes
 from lbbsp_core.validate import require_fraction, require_integer
 
+_MEMORY: Final = 1 - 1 / 50  # of the comparison with even batches, in steps
+_FEWEST_STEPS: Final = 10  # before it counts
+_RETURN_GAIN, _NOTABLE_LOSS = 0.01, 0.01  # of the time of even batches
+
 
 class LoadBalancedState(NamedTuple):
     """State of `LoadBalanced`.
 
+    Sums are of the compared steps; earlier ones count less and less.
+
     Args:
         sizes: Plan in force.
         missed_seconds: What plans with new sizes would have gained since one was last adopted.
+        balanced: Balanced plan while the even one is in force; None: it is `sizes`.
+        gained_seconds: By how much balanced plans were faster than even ones.
+        even_seconds: Time of the even plans.
+        compared_steps: Number of compared steps.
     """
 
     sizes: Sizes
     missed_seconds: float = 0.0
+    balanced: Sizes | None = None
+    gained_seconds: float = 0.0
+    even_seconds: float = 0.0
+    compared_steps: int = 0
+
+    @property
+    def notice(self) -> str:
+        """Says that batches are even because balance loses time, if it does so notably."""
+        loss = -self.gained_seconds / self.even_seconds if self.balanced else 0.0
+        if loss < _NOTABLE_LOSS:
+            return ""
+        return (
+            f"by the times of the latest steps, balanced batches take {loss * 100:.1f} % longer "
+            "than even ones, because speeds change otherwise than predicted: batches are even "
+            "until balance pays again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +65,14 @@ class LoadBalanced(Policy[LoadBalancedState]):
     samples without benefit (``min_gain=0, interval=1`` is the paper's mode). A plan that narrower
     limits do not allow is replaced at once, without predictions by one in its proportions.
 
+    Ours: where speeds change otherwise than predicted, a balanced plan may be slower than an even
+    one. After each step, the measured times tell what both would have taken; the plan is even while
+    balanced ones were slower over the latest steps (about 50), until they gain 1 %.
+
     Ours, too: where the first step with a new batch size takes longer (`FirstUses`), the best plan
     of sizes that all workers have run is adopted instead, and a plan with a new size only once the
     gains that were missed without it add up to its price (rent or buy), at once if it gains as much
-    in a step. ``min_gain=0`` has no such price.
+    in a step. ``min_gain=0`` has neither such a price nor the comparison with even batches.
 
     Args:
         min_gain: Minimum relative drop of the predicted step time, in [0, 1).
@@ -78,36 +109,74 @@ class LoadBalanced(Policy[LoadBalancedState]):
 
     def init(self, constraints: BatchConstraints) -> LoadBalancedState:
         """Returns the even plan, which stays until every worker has been measured."""
-        return LoadBalancedState(Even().init(constraints).sizes)
+        return LoadBalancedState(_even_plan(constraints))
 
     def update(
         self, state: LoadBalancedState, constraints: BatchConstraints, observation: Observation
     ) -> LoadBalancedState:
         """Adopts the best plan for the predicted costs if it gains more than `min_gain`."""
+        state = _compare(state, constraints, observation) if self.min_gain else state
+        now, missed = state.balanced or state.sizes, state.missed_seconds
+        balanced, missed = self._balance(now, missed, constraints, observation)
+        if not _loses(state):
+            return state._replace(sizes=balanced, missed_seconds=missed, balanced=None)
+        even = _even_plan(constraints)
+        return state._replace(sizes=even, missed_seconds=missed, balanced=balanced)
+
+    def _balance(
+        self, now: Sizes, missed: float, constraints: BatchConstraints, observation: Observation
+    ) -> tuple[Sizes, float]:
+        """Returns the next balanced plan, and what plans with new sizes would have gained."""
         costs = observation.known_costs()
-        if not constraints.allow(state.sizes):  # limits have become narrower
+        if not constraints.allow(now):  # limits have become narrower
             if costs is None:
-                costs = [Proportional(max(size, 1)) for size in state.sizes]
-            return LoadBalancedState(constraints.plan(costs))
+                costs = [Proportional(max(size, 1)) for size in now]
+            return constraints.plan(costs), 0.0
         if costs is None or (observation.step + 1) % self.interval:
-            return state
+            return now, missed
         best = constraints.plan(costs)
-        if not (gain := self._gain(costs, state.sizes, best)):
-            return state
+        if not (gain := self._gain(costs, now, best)):
+            return now, missed
         first_uses = observation.first_uses
         price = extra_seconds(first_uses, best) if self.min_gain else 0.0
         if price <= gain:  # as on CPUs, where it is noise
-            return LoadBalancedState(best, 0.0 if price else state.missed_seconds)
-        below = (1 - self.min_gain) * slowest(costs, state.sizes)
-        sizes = plan_of_used_sizes(first_uses, constraints, costs, best, below) or state.sizes
+            return best, 0.0 if price else missed
+        below = (1 - self.min_gain) * slowest(costs, now)
+        sizes = plan_of_used_sizes(first_uses, constraints, costs, best, below) or now
         missing = self.interval * self._gain(costs, sizes, best)
-        missed = state.missed_seconds + missing
-        if missing and missed >= price:
-            return LoadBalancedState(best)
-        return LoadBalancedState(sizes, missed)
+        if missing and missed + missing >= price:
+            return best, 0.0
+        return sizes, missed + missing
 
     def _gain(self, costs: Sequence[Cost], old: Sizes, new: Sizes) -> float:
         """Returns by how much the predicted step becomes shorter; 0 if not by `min_gain`."""
         now = slowest(costs, old)
         gain = now - slowest(costs, new)
         return gain if gain > self.min_gain * now else 0.0
+
+
+@lru_cache(maxsize=2)
+def _even_plan(constraints: BatchConstraints) -> Sizes:
+    return Even().init(constraints).sizes
+
+
+def _compare(
+    state: LoadBalancedState, constraints: BatchConstraints, observation: Observation
+) -> LoadBalancedState:
+    """Adds what balanced and even plans would have taken in a step, by the times it took."""
+    costs, sizes, busy = observation.known_costs(), observation.sizes, observation.busy_seconds
+    if costs is None or not all(sizes) or not all(map(observation.measured, range(len(sizes)))):
+        return state
+    even = slowest_instead(costs, sizes, busy, _even_plan(constraints))
+    gained = even - slowest_instead(costs, sizes, busy, state.balanced or sizes)
+    return state._replace(
+        gained_seconds=_MEMORY * state.gained_seconds + gained,
+        even_seconds=_MEMORY * state.even_seconds + even,
+        compared_steps=state.compared_steps + 1,
+    )
+
+
+def _loses(state: LoadBalancedState) -> bool:
+    """Returns whether even batches are better; those in force stay until balance pays clearly."""
+    enough = 0.0 if state.balanced is None else _RETURN_GAIN * state.even_seconds
+    return state.compared_steps > _FEWEST_STEPS and state.gained_seconds < enough

@@ -1,4 +1,4 @@
-"""Notices, each given once, that defaults bound the batches, and what to do about it."""
+"""Notices, each given once, why batches do not follow speeds, and what to do about it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NOTABLE_COARSENESS = 0.02
 
 
 class BoundsNotice(StepExtension):
-    """Warns once each that the default maximum or the granularity costs speed, and of short steps.
+    """Warns once each of costs of the maximum and the granularity, of short steps, by the policy.
 
     Worker 0 does so, after each step.
     """
@@ -42,7 +42,12 @@ class BoundsNotice(StepExtension):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._streaks: dict[int | str, int] = {}  # consecutive steps or looks in which it held
-        self._checks = [self._check_maximum, self._check_short_steps, self._check_granularity]
+        self._checks = [
+            self._check_maximum,
+            self._check_short_steps,
+            self._check_granularity,
+            self._check_policy,
+        ]
 
     def received(
         self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
@@ -136,6 +141,9 @@ class BoundsNotice(StepExtension):
             f"steps take {loss * 100:.1f} % longer: a larger global_batch_size makes that less, "
             "and granularity=1 lets batches follow speeds exactly"
         )
+
+    def _check_policy(self, balancer: Any) -> str:
+        return getattr(balancer.policy_state, "notice", "")
 
 
 def _loss_of_short_steps(balancer: Any) -> float:

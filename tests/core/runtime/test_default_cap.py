@@ -399,6 +399,18 @@ def test_short_steps_are_reported_where_they_are_very_short_or_cost_much(
     assert all(word in texts[0] for word in words)
 
 
+def test_even_batches_are_reported_once_where_balance_costs_time(monkeypatch, said):
+    workers = sessions(workers=2, total=96)
+    for step in range(40):
+        fast = step % 2  # never the one that was fast in the last step
+        train(
+            workers, [Proportional(96.0 * (1 + (rank == fast))) for rank in (0, 1)], 1, monkeypatch
+        )
+    (text,) = said("take")
+    assert re.search(r"balanced batches take \d\d\.\d % longer than even ones", text)
+    assert workers[0].sizes == (48, 48)
+
+
 def test_what_short_steps_cost_is_looked_at_in_few_steps(monkeypatch, said):
     """A look takes as long as a plan, while steps are short."""
     losses, looks = [0.3, 0.1] * 5 + [0.3] * 10, []
@@ -423,7 +435,7 @@ def notices(plans, limits):
     balancer = SimpleNamespace(
         default_maximum=64, known_limits=limits, is_maximum_raised=False,
         constraints=known, given_constraints=known,
-        short_steps=ShortSteps(0.0),
+        short_steps=ShortSteps(0.0), policy_state=None,
     )  # fmt: skip
     notice = BoundsNotice(None)
     for plan in plans:
