@@ -153,8 +153,13 @@ def simulate(
             for result in run_experiments(experiments, runs, progress=advance)
         ]
     rows = [result.row for result in results]
-    for _, own in groupby(rows, key=lambda row: (row.name, row.workers)):
-        out.print(_table(list(own)))
+    for _, group in groupby(rows, key=lambda row: (row.name, row.workers)):
+        out.print(_table(own := list(group)))
+        for row in own:
+            for text in row.notices[:2]:
+                options.note(err, f"{row.title}: {text}")
+            if more_turns := len(row.notices[2:]):
+                options.note(err, f"{row.title}: {more_turns} further turns")
     options.write_figures(json_file, figures(rows))
     if plot is not None:
         from lbbsp_core.report.simulations import draw_efficiencies

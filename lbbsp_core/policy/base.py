@@ -108,6 +108,7 @@ class Observation:
         last_of_epoch: Whether an epoch of the data ends with this step.
         first_uses: What first uses of batch sizes cost each worker, by rank; empty where it is
             not known, because nothing measures it or because batches are cut by work.
+        lag: Steps from this one to the step being planned, >= 1.
     """
 
     step: int
@@ -117,6 +118,7 @@ class Observation:
     costs: Sequence[Cost | None]
     last_of_epoch: bool = False
     first_uses: tuple[FirstUses, ...] = ()
+    lag: int = 1
 
     def measured(self, rank: int) -> bool:
         """Returns whether the busy time of `rank` is valid and may be learned from."""
@@ -138,8 +140,8 @@ class Observation:
 class PolicyState(Protocol):
     """Protocol of the state of every policy.
 
-    It may also have a property `notice`: what the user of a training should know, which is logged
-    once; an empty text as a rule.
+    It may also have a property `notice`: what the user should know about the plans since a turn
+    of the run; empty before. The text stays the same until the next turn.
     """
 
     @property

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar, Final, NamedTuple
 
 from lbbsp_core.cost import Cost, Proportional, slowest, slowest_instead
 from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
-from lbbsp_core.policy.even import Even
+from lbbsp_core.policy.even import even_plan
 from lbbsp_core.policy.first_uses import extra_seconds, plan_of_used_sizes
 from lbbsp_core.validate import require_fraction, require_integer
 
 _MEMORY: Final = 1 - 1 / 50  # of the comparison with even batches, in steps
 _FEWEST_STEPS: Final = 10  # before it counts
-_RETURN_GAIN, _NOTABLE_LOSS = 0.01, 0.01  # of the time of even batches
+_RETURN_GAIN: Final = 0.01  # of the time of even batches
 
 
 class LoadBalancedState(NamedTuple):
@@ -26,29 +25,41 @@ class LoadBalancedState(NamedTuple):
     Args:
         sizes: Plan in force.
         missed_seconds: What plans with new sizes would have gained since one was last adopted.
-        balanced: Balanced plan while the even one is in force; None: it is `sizes`.
+        balanced: Balanced plans of the coming steps in order, whether in force or not.
         gained_seconds: By how much balanced plans were faster than even ones.
         even_seconds: Time of the even plans.
         compared_steps: Number of compared steps.
+        turn: Share of the time of even batches that balance had gained when batches became even
+            (< 0) or balanced again (> 0) the last time; 0 before.
     """
 
     sizes: Sizes
     missed_seconds: float = 0.0
-    balanced: Sizes | None = None
+    balanced: tuple[Sizes, ...] = ()
     gained_seconds: float = 0.0
     even_seconds: float = 0.0
     compared_steps: int = 0
+    turn: float = 0.0
+
+    @property
+    def is_even(self) -> bool:
+        """Whether batches are even because balance loses time."""
+        return self.turn < 0
 
     @property
     def notice(self) -> str:
-        """Says that batches are even because balance loses time, if it does so notably."""
-        loss = -self.gained_seconds / self.even_seconds if self.balanced else 0.0
-        if loss < _NOTABLE_LOSS:
+        """Says that batches are even because balance loses time, or that they were."""
+        if not self.turn:
             return ""
+        if self.is_even:
+            return (
+                "batches are even: by the times of the latest steps, balanced ones take "
+                f"{_percent(-self.turn)} longer, because speeds change otherwise than predicted; "
+                "they are balanced again once that gains 1 %"
+            )
         return (
-            f"by the times of the latest steps, balanced batches take {loss * 100:.1f} % longer "
-            "than even ones, because speeds change otherwise than predicted: batches are even "
-            "until balance pays again"
+            "batches are balanced again: by the times of the latest steps, even ones take "
+            f"{_percent(self.turn / (1 - self.turn))} longer"
         )
 
 
@@ -109,19 +120,22 @@ class LoadBalanced(Policy[LoadBalancedState]):
 
     def init(self, constraints: BatchConstraints) -> LoadBalancedState:
         """Returns the even plan, which stays until every worker has been measured."""
-        return LoadBalancedState(_even_plan(constraints))
+        return LoadBalancedState(even_plan(constraints))
 
     def update(
         self, state: LoadBalancedState, constraints: BatchConstraints, observation: Observation
     ) -> LoadBalancedState:
         """Adopts the best plan for the predicted costs if it gains more than `min_gain`."""
-        state = _compare(state, constraints, observation) if self.min_gain else state
-        now, missed = state.balanced or state.sizes, state.missed_seconds
-        balanced, missed = self._balance(now, missed, constraints, observation)
-        if not _loses(state):
-            return state._replace(sizes=balanced, missed_seconds=missed, balanced=None)
-        even = _even_plan(constraints)
-        return state._replace(sizes=even, missed_seconds=missed, balanced=balanced)
+        plans = state.balanced or (state.sizes,)
+        now = plans[-1] if state.is_even else state.sizes
+        if self.min_gain:
+            state = _compared(state, plans[0], constraints, observation)
+        balanced, missed = self._balance(now, state.missed_seconds, constraints, observation)
+        return state._replace(
+            sizes=even_plan(constraints) if state.is_even else balanced,
+            missed_seconds=missed,
+            balanced=(*plans, balanced)[-observation.lag :],
+        )
 
     def _balance(
         self, now: Sizes, missed: float, constraints: BatchConstraints, observation: Observation
@@ -155,28 +169,27 @@ class LoadBalanced(Policy[LoadBalancedState]):
         return gain if gain > self.min_gain * now else 0.0
 
 
-@lru_cache(maxsize=2)
-def _even_plan(constraints: BatchConstraints) -> Sizes:
-    return Even().init(constraints).sizes
-
-
-def _compare(
-    state: LoadBalancedState, constraints: BatchConstraints, observation: Observation
+def _compared(
+    state: LoadBalancedState,
+    balanced: Sizes,
+    constraints: BatchConstraints,
+    observation: Observation,
 ) -> LoadBalancedState:
-    """Adds what balanced and even plans would have taken in a step, by the times it took."""
+    """Adds what balanced and even plans take in a step, by its times; decides between them."""
     costs, sizes, busy = observation.known_costs(), observation.sizes, observation.busy_seconds
-    if costs is None or not all(sizes) or not all(map(observation.measured, range(len(sizes)))):
+    if costs is None or observation.excluded or not (all(sizes) and all(busy)):
         return state
-    even = slowest_instead(costs, sizes, busy, _even_plan(constraints))
-    gained = even - slowest_instead(costs, sizes, busy, state.balanced or sizes)
+    even = slowest_instead(costs, sizes, busy, even_plan(constraints))
+    gained = _MEMORY * state.gained_seconds + even - slowest_instead(costs, sizes, busy, balanced)
+    total = _MEMORY * state.even_seconds + even
+    steps, turn = state.compared_steps + 1, state.turn
+    pays = gained >= (_RETURN_GAIN * total if state.is_even else 0.0)
+    if steps > _FEWEST_STEPS and pays == state.is_even:
+        turn = gained / total
     return state._replace(
-        gained_seconds=_MEMORY * state.gained_seconds + gained,
-        even_seconds=_MEMORY * state.even_seconds + even,
-        compared_steps=state.compared_steps + 1,
+        gained_seconds=gained, even_seconds=total, compared_steps=steps, turn=turn
     )
 
 
-def _loses(state: LoadBalancedState) -> bool:
-    """Returns whether even batches are better; those in force stay until balance pays clearly."""
-    enough = 0.0 if state.balanced is None else _RETURN_GAIN * state.even_seconds
-    return state.compared_steps > _FEWEST_STEPS and state.gained_seconds < enough
+def _percent(share: float) -> str:
+    return f"{share * 100:.2g} %"

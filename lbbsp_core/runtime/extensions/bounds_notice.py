@@ -1,4 +1,4 @@
-"""Notices, each given once, why batches do not follow speeds, and what to do about it."""
+"""Notices why batches do not follow speeds, and what to do about it."""
 
 from __future__ import annotations
 
@@ -34,20 +34,17 @@ _NOTABLE_COARSENESS = 0.02
 
 
 class BoundsNotice(StepExtension):
-    """Warns once each of costs of the maximum and the granularity, of short steps, by the policy.
+    """Warns of what the maximum and the granularity cost, and of short steps, once each.
 
+    It also passes on the notices of the policy: the first two as warnings, as there may be many.
     Worker 0 does so, after each step.
     """
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._streaks: dict[int | str, int] = {}  # consecutive steps or looks in which it held
-        self._checks = [
-            self._check_maximum,
-            self._check_short_steps,
-            self._check_granularity,
-            self._check_policy,
-        ]
+        self._checks = [self._check_maximum, self._check_short_steps, self._check_granularity]
+        self._notice, self._turns = "", 0  # the latest notice of the policy, and their number
 
     def received(
         self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
@@ -62,6 +59,11 @@ class BoundsNotice(StepExtension):
             if text := check(balancer):
                 self._checks.remove(check)
                 logger.warning("%s", text)
+        notice = getattr(balancer.policy_state, "notice", "")
+        if notice not in ("", self._notice):
+            self._notice, self._turns = notice, self._turns + 1
+            level = logging.WARNING if self._turns <= 2 else logging.INFO
+            logger.log(level, "from step %d on, %s", balancer.step + balancer.lag - 1, notice)
 
     def _streak(self, what: int | str, *, holds: bool) -> int:
         """Returns how often in a row something has held, with this time."""
@@ -141,9 +143,6 @@ class BoundsNotice(StepExtension):
             f"steps take {loss * 100:.1f} % longer: a larger global_batch_size makes that less, "
             "and granularity=1 lets batches follow speeds exactly"
         )
-
-    def _check_policy(self, balancer: Any) -> str:
-        return getattr(balancer.policy_state, "notice", "")
 
 
 def _loss_of_short_steps(balancer: Any) -> float:

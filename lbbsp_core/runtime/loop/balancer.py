@@ -280,7 +280,7 @@ class Balancer(Schedule):
         self._known_drivers = _by_name([message.drivers for message in messages])
         ends = self._order is not None and self.step + 1 == self.epoch_end_step()
         self.first_uses = running.first_uses_after()
-        seen = running.observation(self.first_uses, last_of_epoch=ends)
+        seen = running.observation(self.first_uses, last_of_epoch=ends, lag=self.lag)
         if self.policy.accepts_narrower_limits:
             self.short_steps.observe(seen.busy_seconds, seen.excluded)
         now = self._situation._replace(

@@ -197,10 +197,10 @@ def test_noise_moves_nothing_by_default() -> None:
     assert len(set(decide(LoadBalanced(min_gain=0.0), *observations))) > 1
 
 
-def replayed(speeds: Sequence[Sequence[float]], policy: Policy) -> Timeline:
+def replayed(speeds: Sequence[Sequence[float]], policy: Policy, lag: int = 1) -> Timeline:
     """Runs a policy on workers with these speeds in each step, in samples per second."""
     cluster = ReplayedCluster(np.array(speeds), (((),) * len(speeds[0]),) * len(speeds), 120)
-    return run_bsp(cluster, SimConfig(120), policy, LastValue())
+    return run_bsp(cluster, SimConfig(120, lag), policy, LastValue())
 
 
 def test_what_cannot_be_predicted_costs_some_steps_and_is_tried_again_later() -> None:
@@ -216,8 +216,21 @@ def test_what_cannot_be_predicted_costs_some_steps_and_is_tried_again_later() ->
     assert set(plans[back:]) == {80}
     lost = done.wall_seconds[:200] - even.wall_seconds[:200]
     assert lost.tolist() == [0.0] + [20.0] * 10 + [0.0] * 189
+    paused, resumed = done.notices
+    assert "from step 11 on, batches are even" in paused
+    assert f"from step {back} on, batches are balanced again" in resumed
     without = replayed(opposite, LoadBalanced(min_gain=0))
     assert set(without.sizes[1:, 0].tolist()) == {40, 80}, "the paper's mode"
+
+
+def test_balance_is_judged_by_the_plans_that_were_made_for_a_step() -> None:
+    alternating = [(2.0, 1.0), (1.0, 2.0)] * 100
+    right = replayed(alternating, LoadBalanced(), lag=2)  # of the step before the last one
+    assert not right.notices
+    assert set(right.sizes[2:, 0].tolist()) == {40, 80}
+    wrong = replayed([one for one in alternating for _ in range(2)], LoadBalanced(), lag=2)
+    assert len(wrong.notices) == 1
+    assert set(wrong.sizes[20:, 0].tolist()) == {60}
 
 
 def test_balance_that_pays_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

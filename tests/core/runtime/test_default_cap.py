@@ -399,16 +399,18 @@ def test_short_steps_are_reported_where_they_are_very_short_or_cost_much(
     assert all(word in texts[0] for word in words)
 
 
-def test_even_batches_are_reported_once_where_balance_costs_time(monkeypatch, said):
+def test_even_batches_are_reported_and_that_they_are_balanced_again(monkeypatch, said):
     workers = sessions(workers=2, total=96)
-    for step in range(40):
-        fast = step % 2  # never the one that was fast in the last step
+    for step in range(90):
+        fast = step % 2 * (step < 40)  # at first never the one that was fast before
         train(
             workers, [Proportional(96.0 * (1 + (rank == fast))) for rank in (0, 1)], 1, monkeypatch
         )
-    (text,) = said("take")
-    assert re.search(r"balanced batches take \d\d\.\d % longer than even ones", text)
-    assert workers[0].sizes == (48, 48)
+        assert not 20 < step < 40 or workers[0].sizes == (48, 48)
+    even, balanced = said("take")
+    assert re.search(r"from step \d\d on, batches are even: .* balanced ones take \d\d %", even)
+    assert re.search(r"from step \d\d on, batches are balanced again: .* even ones take", balanced)
+    assert workers[0].sizes == (64, 32)
 
 
 def test_what_short_steps_cost_is_looked_at_in_few_steps(monkeypatch, said):
