@@ -128,11 +128,12 @@ class LoadBalanced(Policy[LoadBalancedState]):
         """Adopts the best plan for the predicted costs if it gains more than `min_gain`."""
         plans = state.balanced or (state.sizes,)
         now = plans[-1] if state.is_even else state.sizes
+        even = even_plan(constraints)
         if self.min_gain:
-            state = _compared(state, plans[0], constraints, observation)
+            state = _compared(state, plans[0], even, observation)
         balanced, missed = self._balance(now, state.missed_seconds, constraints, observation)
         return state._replace(
-            sizes=even_plan(constraints) if state.is_even else balanced,
+            sizes=even if state.is_even else balanced,
             missed_seconds=missed,
             balanced=(*plans, balanced)[-observation.lag :],
         )
@@ -170,18 +171,16 @@ class LoadBalanced(Policy[LoadBalancedState]):
 
 
 def _compared(
-    state: LoadBalancedState,
-    balanced: Sizes,
-    constraints: BatchConstraints,
-    observation: Observation,
+    state: LoadBalancedState, balanced: Sizes, even: Sizes, observation: Observation
 ) -> LoadBalancedState:
     """Adds what balanced and even plans take in a step, by its times; decides between them."""
     costs, sizes, busy = observation.known_costs(), observation.sizes, observation.busy_seconds
     if costs is None or observation.excluded or not (all(sizes) and all(busy)):
         return state
-    even = slowest_instead(costs, sizes, busy, even_plan(constraints))
-    gained = _MEMORY * state.gained_seconds + even - slowest_instead(costs, sizes, busy, balanced)
-    total = _MEMORY * state.even_seconds + even
+    seconds = slowest_instead(costs, sizes, busy, even)
+    gain = seconds - slowest_instead(costs, sizes, busy, balanced)
+    gained = _MEMORY * state.gained_seconds + gain
+    total = _MEMORY * state.even_seconds + seconds
     steps, turn = state.compared_steps + 1, state.turn
     pays = gained >= (_RETURN_GAIN * total if state.is_even else 0.0)
     if steps > _FEWEST_STEPS and pays == state.is_even:
