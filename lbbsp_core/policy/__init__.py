@@ -2,6 +2,7 @@
 
 from lbbsp_core.policy.base import (
     BatchConstraints,
+    Notices,
     Observation,
     Policy,
     PolicyState,
@@ -26,6 +27,7 @@ __all__ = [
     "FixedState",
     "LeaderStraggler",
     "LoadBalanced",
+    "Notices",
     "Observation",
     "Policy",
     "PolicyState",

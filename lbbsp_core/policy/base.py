@@ -150,6 +150,23 @@ class PolicyState(Protocol):
         ...
 
 
+class Notices(list[str]):
+    """Notices of a policy in a run, see `PolicyState`, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known = {""}
+
+    def of(self, state: PolicyState, since: str) -> str:
+        """Returns the notice of a state if it is new, with the step that it holds from; or ""."""
+        text = getattr(state, "notice", "")
+        if text in self._known:
+            return ""
+        self._known.add(text)
+        self.append(f"from {since} on, {text}")
+        return self[-1]
+
+
 @runtime_checkable
 class Policy(Protocol[S]):
     """Decides batch sizes: frozen options, an explicit small state, no clock, no thread.

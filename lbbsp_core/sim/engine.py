@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.policy import BatchConstraints, Policy, PolicyState, Sizes
+from lbbsp_core.policy import BatchConstraints, Notices, Policy, PolicyState, Sizes
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.loop.balancer import Balancer
 from lbbsp_core.runtime.loop.bounds import BatchBounds
@@ -112,7 +112,7 @@ def run_bsp(
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
     busy = np.zeros(sizes.shape)
     used: set[tuple[int, int]] = set()  # ranks and batch sizes
-    notices = {"": 0}  # steps by text
+    notices = Notices()
     for step in range(cluster.steps):
         sizes[step] = planner.sizes(step)
         busy[step] = cluster.seconds(step, samples.amounts(step, sizes[step]))
@@ -121,11 +121,10 @@ def run_bsp(
             busy[step, [rank for rank, _ in own - used]] += config.first_use_seconds
             used |= own
         planner.finish(step, busy[step])
-        notices.setdefault(getattr(planner.policy_state, "notice", ""), step + config.lag)
+        notices.of(planner.policy_state, f"step {step + config.lag}")
         if progress is not None:
             progress(1)
-    told = (f"from step {step} on, {text}" for text, step in notices.items() if text)
-    return Timeline(sizes, busy, config.communication_seconds, config.links, tuple(told))
+    return Timeline(sizes, busy, config.communication_seconds, config.links, tuple(notices))
 
 
 def run_oracle(cluster: SimulatedCluster, config: SimConfig) -> Timeline:

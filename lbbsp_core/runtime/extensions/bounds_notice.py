@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lbbsp_core.cost import Cost, slowest
-from lbbsp_core.policy import Sizes
+from lbbsp_core.policy import Notices, Sizes
 from lbbsp_core.runtime.exchange.protocol import StepMessage
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
 
@@ -44,7 +44,7 @@ class BoundsNotice(StepExtension):
         super().__init__(session)
         self._streaks: dict[int | str, int] = {}  # consecutive steps or looks in which it held
         self._checks = [self._check_maximum, self._check_short_steps, self._check_granularity]
-        self._notice, self._turns = "", 0  # the latest notice of the policy, and their number
+        self._notices = Notices()
 
     def received(
         self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
@@ -59,11 +59,10 @@ class BoundsNotice(StepExtension):
             if text := check(balancer):
                 self._checks.remove(check)
                 logger.warning("%s", text)
-        notice = getattr(balancer.policy_state, "notice", "")
-        if notice not in ("", self._notice):
-            self._notice, self._turns = notice, self._turns + 1
-            level = logging.WARNING if self._turns <= 2 else logging.INFO
-            logger.log(level, "from step %d on, %s", balancer.step + balancer.lag - 1, notice)
+        if text := self._notices.of(
+            balancer.policy_state, f"step {balancer.step + balancer.lag - 1}"
+        ):
+            logger.log(logging.WARNING if len(self._notices) <= 2 else logging.INFO, "%s", text)
 
     def _streak(self, what: int | str, *, holds: bool) -> int:
         """Returns how often in a row something has held, with this time."""
