@@ -102,7 +102,7 @@ def simulate(
         None, metavar="FILE", help="Draw the efficiencies to this HTML file."
     ),
     plots: Path | None = typer.Option(
-        None, metavar="DIR", help="Draw timelines, update times and scaling to DIR/simulation.html."
+        None, metavar="DIR", help="Draw total times, updates and scaling to DIR/simulation.html."
     ),
 ) -> None:
     """Compare policies, predictors and synchronisers in virtual time.

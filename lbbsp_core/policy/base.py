@@ -60,6 +60,10 @@ class BatchConstraints:
                 f"{self.global_batch_size}: raise it, or lower Limits.minimum"
             )
 
+    def __hash__(self) -> int:
+        # Those of thousands of workers are looked up in each step, and few differ in the rest.
+        return hash((self.global_batch_size, self.granularity, self.limits[:2]))
+
     @property
     def workers(self) -> int:
         """Number of workers, N."""

@@ -177,10 +177,9 @@ def _compared(
     costs, sizes, busy = observation.known_costs(), observation.sizes, observation.busy_seconds
     if costs is None or observation.excluded or not (all(sizes) and all(busy)):
         return state
-    seconds = slowest_instead(costs, sizes, busy, even)
-    gain = seconds - slowest_instead(costs, sizes, busy, balanced)
-    gained = _MEMORY * state.gained_seconds + gain
-    total = _MEMORY * state.even_seconds + seconds
+    even_seconds, seconds = slowest_instead(costs, sizes, busy, even, balanced)
+    gained = _MEMORY * state.gained_seconds + even_seconds - seconds
+    total = _MEMORY * state.even_seconds + even_seconds
     steps, turn = state.compared_steps + 1, state.turn
     pays = gained >= (_RETURN_GAIN * total if state.is_even else 0.0)
     if steps > _FEWEST_STEPS and pays == state.is_even:

@@ -200,7 +200,8 @@ def chosen_runs(
     """Combines every synchroniser with every policy, and every predictor where one is used.
 
     Policies of None are all that a synchroniser allows, with `preemption` if workers leave.
-    Predictors given by name are trained for `lag`. A policy that needs common steps is refused under a synchroniser without.
+    Predictors given by name are trained for `lag`. A policy that needs common steps is refused
+    under a synchroniser without.
 
     Example:
         >>> [run.title for run in chosen_runs(["bsp", "lbbsp"], ["last", "ema0.2"])]

@@ -437,7 +437,7 @@ def notices(plans, limits):
     balancer = SimpleNamespace(
         default_maximum=64, known_limits=limits, is_maximum_raised=False,
         constraints=known, given_constraints=known,
-        short_steps=ShortSteps(0.0), policy_state=None,
+        short_steps=ShortSteps(0.0), policy_state=None, step=0, lag=1,
     )  # fmt: skip
     notice = BoundsNotice(None)
     for plan in plans:

@@ -267,7 +267,7 @@ def test_command_with_everything(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {row["workers"] for row in rows} == {4, 8}
     drawn = (tmp_path / "plots" / "simulation.html").read_text()
-    for title in ("Scaling", "Timeline: ssp:2", "Updates: mine"):
+    for title in ("Scaling", "Total time: mine", "Updates: mine"):
         assert f"<h2>{title}" in drawn
 
 
@@ -283,6 +283,13 @@ def test_command_takes_options_over_the_scenarios_own(tmp_path: Path) -> None:
     assert total("--global-batch-size", "512") == pytest.approx(2 * plain)
     assert total("--communication", "0.5") == pytest.approx(plain + 10)
     assert total("--first-use-seconds", "0.5") == pytest.approx(plain + 0.5)
+
+
+def test_command_says_that_balance_does_not_pay() -> None:
+    result = run("--scenario", "omnilearn-1", "--workers", "100", "--steps", "40")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert text.count("lbbsp ema0.5: from step 11 on, batches are even") == 1
 
 
 @pytest.mark.parametrize(
