@@ -175,7 +175,9 @@ def _compared(
 ) -> LoadBalancedState:
     """Adds what balanced and even plans take in a step, by its times; decides between them."""
     costs, sizes, busy = observation.known_costs(), observation.sizes, observation.busy_seconds
-    if costs is None or observation.excluded or not (all(sizes) and all(busy)):
+    # Where few workers are excluded, their times are outliers: those of the slowest ones decide.
+    are_usual = 10 * len(observation.excluded) < len(sizes)
+    if costs is None or not (are_usual and all(sizes) and all(busy)):
         return state
     even_seconds, seconds = slowest_instead(costs, sizes, busy, even, balanced)
     gained = _MEMORY * state.gained_seconds + even_seconds - seconds
