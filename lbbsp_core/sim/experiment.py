@@ -76,7 +76,7 @@ class Row:
     # time of the oracle, which knows each step's speeds and waits in every step, / total_seconds.
     # Workers without common steps may be faster than the oracle
     efficiency: float
-    notices: tuple[str, ...] = ()  # of the policy
+    notices: list[str] = field(default_factory=list)  # of the policy
 
     @property
     def title(self) -> str:
@@ -130,7 +130,7 @@ def run_experiments(
                 total_seconds=done.total_seconds,
                 waiting_share=done.waiting_share,
                 efficiency=oracle_seconds / done.total_seconds,
-                notices=done.notices,
+                notices=list(done.notices),
             )
             yield Result(row, done)
 
