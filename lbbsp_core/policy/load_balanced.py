@@ -12,9 +12,9 @@ from lbbsp_core.policy.even import even_plan
 from lbbsp_core.policy.first_uses import extra_seconds, plan_of_used_sizes
 from lbbsp_core.validate import require_fraction, require_integer
 
-_MEMORY: Final = 1 - 1 / 50  # of the comparison with even batches, in steps
+_MEMORY: Final = 1 - 1 / 100  # of the comparison with even batches, in steps
 _FEWEST_STEPS: Final = 10  # before it counts
-_RETURN_GAIN: Final = 0.01  # of the time of even batches
+_CLEAR: Final = 0.003  # gain or loss, as a share of the time of even batches
 
 
 class LoadBalancedState(NamedTuple):
@@ -55,7 +55,7 @@ class LoadBalancedState(NamedTuple):
             return (
                 "batches are even: by the times of the latest steps, balanced ones take "
                 f"{_percent(-self.turn)} longer, because speeds change otherwise than predicted; "
-                "they are balanced again once that gains 1 %"
+                f"they are balanced again once that gains {_percent(_CLEAR)}"
             )
         return (
             "batches are balanced again: by the times of the latest steps, even ones take "
@@ -77,8 +77,9 @@ class LoadBalanced(Policy[LoadBalancedState]):
     limits do not allow is replaced at once, without predictions by one in its proportions.
 
     Ours: where speeds change otherwise than predicted, a balanced plan may be slower than an even
-    one. After each step, the measured times tell what both would have taken; the plan is even while
-    balanced ones were slower over the latest steps (about 50), until they gain 1 %.
+    one. After each step, the measured times tell what both would have taken; once balanced plans
+    were slower by 0.3 % over the latest steps (about 100), the plan is even until they are as much
+    faster.
 
     Ours, too: where the first step with a new batch size takes longer (`FirstUses`), the best plan
     of sizes that all workers have run is adopted instead, and a plan with a new size only once the
@@ -183,7 +184,7 @@ def _compared(
     gained = _MEMORY * state.gained_seconds + even_seconds - seconds
     total = _MEMORY * state.even_seconds + even_seconds
     steps, turn = state.compared_steps + 1, state.turn
-    pays = gained >= (_RETURN_GAIN * total if state.is_even else 0.0)
+    pays = gained >= (_CLEAR if state.is_even else -_CLEAR) * total
     if steps > _FEWEST_STEPS and pays == state.is_even:
         turn = gained / total
     return state._replace(
