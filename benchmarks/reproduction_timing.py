@@ -9,6 +9,12 @@ from simulate import event_microseconds, policy_seconds
 from zipline import METHODS, PAPER, microseconds, pushes
 
 POLICIES = ("bsp", "fixed", "dbs", "proportional", "leader-straggler", "lbbsp", "lbbsp-every")
+REPORTED = {
+    "zipline": "ZipLine",
+    "optbs": "ZipLineOptBS",
+    "fullgrid": "FullGridScan",
+    "grid": "GridScan",
+}
 SYNCS = ("bsp", "ssp:3", "asp", "dssp:3:15", "elasticbsp:15")
 WORKERS = (10, 100, 1_000, 10_000)
 
@@ -20,10 +26,10 @@ def zipline_searches() -> Iterator[Table]:
         for lookahead in (15, 150):
             times = pushes(workers, lookahead, seed=0)
             found = [f"{microseconds(times, method, 1.0)[0]:,.0f}" for method in METHODS]
-            paper = [PAPER.get((method, workers, lookahead)) for method in ("zipline", "optbs")]
+            paper = [PAPER.get((method, workers, lookahead)) for method in REPORTED]
             known = [f"{value:,}" if value else "" for value in paper]
             table.append((f"{workers:,}", str(lookahead), *found, *known))
-    header = ("n", "R", *METHODS, "paper, ZipLine", "paper, ZipLineOptBS")
+    header = ("n", "R", *METHODS, *(f"paper, {name}" for name in REPORTED.values()))
     yield Table("zipline", header, table, labels=2)
 
 

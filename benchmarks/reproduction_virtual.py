@@ -12,6 +12,7 @@ from lbbsp_core.sim.scenario import read_scenario
 FAST, DEFAULT = "ema0.5", "mixture"  # predictors
 NOISE = {"kind": "lognormal", "sigma": 0.1}
 VGG16_BYTES = 138_357_544 * 4  # float32: 528 MiB
+POLICIES = ("bsp", "fixed", "proportional", "lbbsp")
 ELASTIC_SYNCS = ("bsp", "ssp:3", "asp", "dssp:3:15", "elasticbsp:15", "elasticbsp:150")
 
 
@@ -87,7 +88,7 @@ def drift(sigma: float) -> dict[str, object]:
 
 
 def dynamic_batching() -> Iterator[Table]:
-    """Yields the gains on Tyagi and Sharma's numbers of cores."""
+    """Yields the gains on Tyagi and Sharma's numbers of cores, and on their GPUs."""
     settings = [  # cores, title, serial share, seconds of communication, reported
         ("9/12/18", "9/12/18 (H = 2)", 0.0, 0.0, "2x"),
         ("9/12/18", "", 0.05, 0.0, ""),
@@ -107,10 +108,23 @@ def dynamic_batching() -> Iterator[Table]:
             "noise": NOISE,
             "communication": {"kind": "fixed", "fixed_seconds": seconds},
         }
-        found = gains(rows(scenario, ["bsp", "fixed", "proportional", "lbbsp"]))
+        found = gains(rows(scenario, POLICIES))
         table.append((title, f"{serial:g}", f"{seconds:g} s", *found, reported))
     header = ("cores", "serial share", "communication", "fixed", "proportional", "lbbsp", "oracle")
     yield Table("dynamic-batching", (*header, "reported"), table)
+    peaks = {"single precision, 8.1 and 5.5": 8.1, "the T4's tensor cores, 65 and 5.5": 65.0}
+    yield Table(
+        "dynamic-batching-gpus",
+        ("2 T4 + 2 P4, by TFLOP/s", *POLICIES[1:], "oracle", "reported"),
+        [
+            (
+                title,
+                *gains(rows({"speeds": [1, 1, 5.5 / t4, 5.5 / t4], "noise": NOISE}, POLICIES)),
+                "4.5x",
+            )
+            for title, t4 in peaks.items()
+        ],
+    )
 
 
 def disturbance() -> Iterator[Table]:

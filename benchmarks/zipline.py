@@ -17,7 +17,7 @@ import numpy as np
 from lbbsp_core import zipline
 
 METHODS = ("zipline", "opt", "optbs", "fullgrid", "grid")
-# arXiv 2001.01347 and Machine Learning 2021: C++, Xeon E5-2620v3, microseconds
+# arXiv 2001.01347 (Table II) and Machine Learning 2021: C++, Xeon E5-2620v3, microseconds
 PAPER = {
     ("zipline", 10, 15): 149,
     ("zipline", 10, 150): 1_320,
@@ -27,6 +27,18 @@ PAPER = {
     ("zipline", 1000, 150): 2_380_000,
     ("optbs", 1000, 15): 77_000,  # these two are read off a plot
     ("optbs", 1000, 150): 560_000,
+    ("fullgrid", 10, 15): 1_540,
+    ("fullgrid", 10, 150): 46_700,
+    ("fullgrid", 100, 15): 81_300,
+    ("fullgrid", 100, 150): 2_150_000,
+    ("fullgrid", 1000, 15): 4_040_000,
+    ("fullgrid", 1000, 150): 207_000_000,
+    ("grid", 10, 15): 168,
+    ("grid", 10, 150): 5_500,
+    ("grid", 100, 15): 1_110,
+    ("grid", 100, 150): 43_800,
+    ("grid", 1000, 15): 7_450,
+    ("grid", 1000, 150): 257_000,
 }
 
 

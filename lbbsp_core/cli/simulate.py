@@ -104,7 +104,7 @@ def simulate(
         None, metavar="FILE", help="Draw the efficiencies to this HTML file."
     ),
     plots: Path | None = typer.Option(
-        None, metavar="DIR", help="Draw timelines, update times and scaling to DIR/simulation.html."
+        None, metavar="DIR", help="Draw total times, updates and scaling to DIR/simulation.html."
     ),
 ) -> None:
     """Compare policies, predictors and synchronisers in virtual time.
@@ -149,7 +149,13 @@ def simulate(
         )
     names = None if policies == ALL else split_names(policies)
     default = _QUICK if scenario else DEFAULT
-    runs = chosen_runs(names, parse_predictors(predictors or default), lag, split_names(sync))
+    runs = chosen_runs(
+        names,
+        parse_predictors(predictors or default),
+        lag,
+        split_names(sync),
+        preemption=any(one.preempted for one in entrants),
+    )
     with countdown(err, len(runs) * sum(one.steps for one in entrants)) as advance:
         experiments = (one.experiment() for one in entrants)
         results = [
@@ -157,8 +163,13 @@ def simulate(
             for result in run_experiments(experiments, runs, progress=advance)
         ]
     rows = [result.row for result in results]
-    for _, own in groupby(rows, key=lambda row: (row.name, row.workers)):
-        out.print(_table(list(own)))
+    for _, group in groupby(rows, key=lambda row: (row.name, row.workers)):
+        out.print(_table(own := list(group)))
+        for row in own:
+            for text in row.notices[:2]:
+                options.note(out, f"{row.title}: {text}")
+            if more_turns := len(row.notices[2:]):
+                options.note(out, f"{row.title}: {more_turns} further turns")
     options.write_figures(json_file, figures(rows))
     if plot is not None:
         from lbbsp_core.report.simulations import draw_efficiencies
@@ -173,10 +184,11 @@ def simulate(
 
 
 class _Entrant(NamedTuple):
-    """An experiment to create, and its number of steps."""
+    """An experiment to create, its number of steps, and whether workers leave and return."""
 
     steps: int
     experiment: Callable[[], Experiment]
+    preempted: bool = False
 
 
 def _counts(text: str) -> list[int]:
@@ -231,7 +243,8 @@ class _Clusters:
             for kind in load_scenario(name).kinds():
                 sized = kind if size is None else kind.sized(size)
                 scenario = replace(sized, **own, **self.given)
-                yield _Entrant(scenario.steps, partial(experiment_of, scenario, self.lag))
+                experiment = partial(experiment_of, scenario, self.lag)
+                yield _Entrant(scenario.steps, experiment, scenario.preemption is not None)
 
     def _replay(self, name: str, cluster: ReplayedCluster, seconds: float) -> _Entrant:
         chosen = {"global_batch_size": cluster.global_batch_size, **self.given}

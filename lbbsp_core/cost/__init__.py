@@ -15,7 +15,7 @@ form            shape(x)                   source
 ==============  =========================  =======================================
 """
 
-from lbbsp_core.cost.affine import Affine, AffineArray, slowest
+from lbbsp_core.cost.affine import Affine, AffineArray, slowest, slowest_instead
 from lbbsp_core.cost.base import Cost, Segment
 from lbbsp_core.cost.piecewise import PiecewiseCost
 from lbbsp_core.cost.profile import Profile
@@ -32,4 +32,5 @@ __all__ = [
     "Saturating",
     "Segment",
     "slowest",
+    "slowest_instead",
 ]

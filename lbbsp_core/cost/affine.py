@@ -114,3 +114,33 @@ def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:
     if isinstance(costs, AffineArray):
         return float(costs.seconds(sizes).max())
     return max(cost(x) for cost, x in zip(costs, sizes, strict=True))
+
+
+def slowest_instead(
+    costs: Sequence[Cost],
+    sizes: Sequence[int],
+    busy_seconds: Sequence[float],
+    *plans: Sequence[int],
+) -> list[float]:
+    """Returns how long the slowest worker of a step would have been busy with each of other plans.
+
+    Each measured time is scaled by the worker's cost: ``max_i b_i Gamma_i(y_i) / Gamma_i(x_i)``.
+
+    Args:
+        costs: Gamma_i by rank.
+        sizes: x_i by rank, in samples, > 0.
+        busy_seconds: b_i by rank.
+        plans: y_i by rank, in samples, of each plan.
+
+    Example:
+        >>> slowest_instead([Affine(0.0, 0.5), Affine(1.0, 0.5)], [4, 2], [2.0, 3.0], [2, 4])
+        [4.5]
+    """
+    if isinstance(costs, AffineArray):
+        slowness = np.asarray(busy_seconds) / costs.seconds(sizes)
+        return [float((slowness * costs.seconds(plan)).max()) for plan in plans]
+    slow = [busy / cost(x) for cost, x, busy in zip(costs, sizes, busy_seconds, strict=True)]
+    return [
+        max(each * cost(y) for each, cost, y in zip(slow, costs, plan, strict=True))
+        for plan in plans
+    ]

@@ -2,6 +2,7 @@
 
 from lbbsp_core.policy.base import (
     BatchConstraints,
+    Notices,
     Observation,
     Policy,
     PolicyState,
@@ -9,7 +10,7 @@ from lbbsp_core.policy.base import (
     require_asynchronous,
 )
 from lbbsp_core.policy.epoch_balanced import EpochBalanced
-from lbbsp_core.policy.even import Even
+from lbbsp_core.policy.even import Even, even_plan
 from lbbsp_core.policy.first_uses import FirstUses
 from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
 from lbbsp_core.policy.growth import bound_growth
@@ -26,11 +27,13 @@ __all__ = [
     "FixedState",
     "LeaderStraggler",
     "LoadBalanced",
+    "Notices",
     "Observation",
     "Policy",
     "PolicyState",
     "ProportionalControl",
     "Sizes",
     "bound_growth",
+    "even_plan",
     "require_asynchronous",
 ]

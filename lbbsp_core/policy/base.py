@@ -60,6 +60,10 @@ class BatchConstraints:
                 f"{self.global_batch_size}: raise it, or lower Limits.minimum"
             )
 
+    def __hash__(self) -> int:
+        # Those of thousands of workers are looked up in each step, and few differ in the rest.
+        return hash((self.global_batch_size, self.granularity, self.limits[:2]))
+
     @property
     def workers(self) -> int:
         """Number of workers, N."""
@@ -108,6 +112,7 @@ class Observation:
         last_of_epoch: Whether an epoch of the data ends with this step.
         first_uses: What first uses of batch sizes cost each worker, by rank; empty where it is
             not known, because nothing measures it or because batches are cut by work.
+        lag: Steps from this one to the step being planned, >= 1.
     """
 
     step: int
@@ -117,6 +122,7 @@ class Observation:
     costs: Sequence[Cost | None]
     last_of_epoch: bool = False
     first_uses: tuple[FirstUses, ...] = ()
+    lag: int = 1
 
     def measured(self, rank: int) -> bool:
         """Returns whether the busy time of `rank` is valid and may be learned from."""
@@ -136,12 +142,33 @@ class Observation:
 
 
 class PolicyState(Protocol):
-    """Protocol of the state of every policy."""
+    """Protocol of the state of every policy.
+
+    It may also have a property `notice`: what the user should know about the plans since a turn
+    of the run; empty before. The text stays the same until the next turn.
+    """
 
     @property
     def sizes(self) -> Sizes:
         """Plan in force."""
         ...
+
+
+class Notices(list[str]):
+    """Notices of a policy in a run, see `PolicyState`, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known = {""}
+
+    def of(self, state: PolicyState, since: str) -> str:
+        """Returns the notice of a state if it is new, with the step that it holds from; or ""."""
+        text = getattr(state, "notice", "")
+        if text in self._known:
+            return ""
+        self._known.add(text)
+        self.append(f"from {since} on, {text}")
+        return self[-1]
 
 
 @runtime_checkable

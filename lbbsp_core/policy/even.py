@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
-from lbbsp_core.policy.base import BatchConstraints, Observation, Policy
+from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
 
 
@@ -32,3 +33,9 @@ class Even(Policy[FixedState]):
     ) -> FixedState:
         """Returns `state`: the plan never changes."""
         return state
+
+
+@lru_cache(maxsize=8)
+def even_plan(constraints: BatchConstraints) -> Sizes:
+    """Returns the plan of `Even`, which is needed in each step."""
+    return Even().init(constraints).sizes

@@ -4,25 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
-from lbbsp_core.cost import Cost, Proportional, slowest
+from lbbsp_core.cost import Cost, Proportional, slowest, slowest_instead
 from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
-from lbbsp_core.policy.even import Even
+from lbbsp_core.policy.even import even_plan
 from lbbsp_core.policy.first_uses import extra_seconds, plan_of_used_sizes
 from lbbsp_core.validate import require_fraction, require_integer
+
+_MEMORY: Final = 1 - 1 / 100  # of the comparison with even batches, in steps
+_FEWEST_STEPS: Final = 10  # before it counts
+_CLEAR: Final = 0.003  # gain or loss, as a share of the time of even batches
 
 
 class LoadBalancedState(NamedTuple):
     """State of `LoadBalanced`.
 
+    Sums are of the compared steps; earlier ones count less and less.
+
     Args:
         sizes: Plan in force.
         missed_seconds: What plans with new sizes would have gained since one was last adopted.
+        balanced: Balanced plans of the coming steps in order, whether in force or not.
+        gained_seconds: By how much balanced plans were faster than even ones.
+        even_seconds: Time of the even plans.
+        compared_steps: Number of compared steps.
+        turn: Share of the time of even batches that balance had gained when batches became even
+            (< 0) or balanced again (> 0) the last time; 0 before.
     """
 
     sizes: Sizes
     missed_seconds: float = 0.0
+    balanced: tuple[Sizes, ...] = ()
+    gained_seconds: float = 0.0
+    even_seconds: float = 0.0
+    compared_steps: int = 0
+    turn: float = 0.0
+
+    @property
+    def is_even(self) -> bool:
+        """Whether batches are even because balance loses time."""
+        return self.turn < 0
+
+    @property
+    def notice(self) -> str:
+        """Says that batches are even because balance loses time, or that they were."""
+        if not self.turn:
+            return ""
+        if self.is_even:
+            return (
+                "batches are even: by the times of the latest steps, balanced ones take "
+                f"{_percent(-self.turn)} longer, because speeds change otherwise than predicted; "
+                f"they are balanced again once that gains {_percent(_CLEAR)}"
+            )
+        return (
+            "batches are balanced again: by the times of the latest steps, even ones take "
+            f"{_percent(self.turn / (1 - self.turn))} longer"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +76,15 @@ class LoadBalanced(Policy[LoadBalancedState]):
     samples without benefit (``min_gain=0, interval=1`` is the paper's mode). A plan that narrower
     limits do not allow is replaced at once, without predictions by one in its proportions.
 
+    Ours: where speeds change otherwise than predicted, a balanced plan may be slower than an even
+    one. After each step, the measured times tell what both would have taken; once balanced plans
+    were slower by 0.3 % over the latest steps (about 100), the plan is even until they are as much
+    faster.
+
     Ours, too: where the first step with a new batch size takes longer (`FirstUses`), the best plan
     of sizes that all workers have run is adopted instead, and a plan with a new size only once the
     gains that were missed without it add up to its price (rent or buy), at once if it gains as much
-    in a step. ``min_gain=0`` has no such price.
+    in a step. ``min_gain=0`` has neither such a price nor the comparison with even batches.
 
     Args:
         min_gain: Minimum relative drop of the predicted step time, in [0, 1).
@@ -78,36 +121,76 @@ class LoadBalanced(Policy[LoadBalancedState]):
 
     def init(self, constraints: BatchConstraints) -> LoadBalancedState:
         """Returns the even plan, which stays until every worker has been measured."""
-        return LoadBalancedState(Even().init(constraints).sizes)
+        return LoadBalancedState(even_plan(constraints))
 
     def update(
         self, state: LoadBalancedState, constraints: BatchConstraints, observation: Observation
     ) -> LoadBalancedState:
         """Adopts the best plan for the predicted costs if it gains more than `min_gain`."""
+        plans = state.balanced or (state.sizes,)
+        now = plans[-1] if state.is_even else state.sizes
+        even = even_plan(constraints)
+        if self.min_gain:
+            state = _compared(state, plans[0], even, observation)
+        balanced, missed = self._balance(now, state.missed_seconds, constraints, observation)
+        return state._replace(
+            sizes=even if state.is_even else balanced,
+            missed_seconds=missed,
+            balanced=(*plans, balanced)[-observation.lag :],
+        )
+
+    def _balance(
+        self, now: Sizes, missed: float, constraints: BatchConstraints, observation: Observation
+    ) -> tuple[Sizes, float]:
+        """Returns the next balanced plan, and what plans with new sizes would have gained."""
         costs = observation.known_costs()
-        if not constraints.allow(state.sizes):  # limits have become narrower
+        if not constraints.allow(now):  # limits have become narrower
             if costs is None:
-                costs = [Proportional(max(size, 1)) for size in state.sizes]
-            return LoadBalancedState(constraints.plan(costs))
+                costs = [Proportional(max(size, 1)) for size in now]
+            return constraints.plan(costs), 0.0
         if costs is None or (observation.step + 1) % self.interval:
-            return state
+            return now, missed
         best = constraints.plan(costs)
-        if not (gain := self._gain(costs, state.sizes, best)):
-            return state
+        if not (gain := self._gain(costs, now, best)):
+            return now, missed
         first_uses = observation.first_uses
         price = extra_seconds(first_uses, best) if self.min_gain else 0.0
         if price <= gain:  # as on CPUs, where it is noise
-            return LoadBalancedState(best, 0.0 if price else state.missed_seconds)
-        below = (1 - self.min_gain) * slowest(costs, state.sizes)
-        sizes = plan_of_used_sizes(first_uses, constraints, costs, best, below) or state.sizes
+            return best, 0.0 if price else missed
+        below = (1 - self.min_gain) * slowest(costs, now)
+        sizes = plan_of_used_sizes(first_uses, constraints, costs, best, below) or now
         missing = self.interval * self._gain(costs, sizes, best)
-        missed = state.missed_seconds + missing
-        if missing and missed >= price:
-            return LoadBalancedState(best)
-        return LoadBalancedState(sizes, missed)
+        if missing and missed + missing >= price:
+            return best, 0.0
+        return sizes, missed + missing
 
     def _gain(self, costs: Sequence[Cost], old: Sizes, new: Sizes) -> float:
         """Returns by how much the predicted step becomes shorter; 0 if not by `min_gain`."""
         now = slowest(costs, old)
         gain = now - slowest(costs, new)
         return gain if gain > self.min_gain * now else 0.0
+
+
+def _compared(
+    state: LoadBalancedState, balanced: Sizes, even: Sizes, observation: Observation
+) -> LoadBalancedState:
+    """Adds what balanced and even plans take in a step, by its times; decides between them."""
+    costs, sizes, busy = observation.known_costs(), observation.sizes, observation.busy_seconds
+    # Where few workers are excluded, their times are outliers: those of the slowest ones decide.
+    are_usual = 10 * len(observation.excluded) < len(sizes)
+    if costs is None or not (are_usual and all(sizes) and all(busy)):
+        return state
+    even_seconds, seconds = slowest_instead(costs, sizes, busy, even, balanced)
+    gained = _MEMORY * state.gained_seconds + even_seconds - seconds
+    total = _MEMORY * state.even_seconds + even_seconds
+    steps, turn = state.compared_steps + 1, state.turn
+    pays = gained >= (_CLEAR if state.is_even else -_CLEAR) * total
+    if steps > _FEWEST_STEPS and pays == state.is_even:
+        turn = gained / total
+    return state._replace(
+        gained_seconds=gained, even_seconds=total, compared_steps=steps, turn=turn
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.2g} %"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,20 @@ COLOURS = (
 BUSY, WAITING, COMMUNICATION = "#2f7fc1", "#e9a13b", "#9aa5b1"
 MEASURED, FORECAST = "#9aa5b1", "#d1495b"
 WORKERS_AXIS = {"autorange": "reversed", "automargin": True, "showgrid": False}
+POLICIES = {
+    "bsp": "#7a8793",
+    "fixed": "#e08e2b",
+    "dbs": "#2a9d8f",
+    "proportional": "#8f5fbf",
+    "leader-straggler": "#8c6d31",
+    "lbbsp": "#2f7fc1",
+    "lbbsp-every": "#d1495b",
+}
+"""Colour of each policy in all pictures, by its name in `lbbsp_core.registry`."""
+DASHES = ("solid", "dot", "dash")
 MAX_POINTS, _ALL_POINTS = 1500, 24_000  # of a curve, and of all curves of a chart
+
+_LABEL_PIXELS, _FRAME_PIXELS = 16, 60  # heights of a name, and of all around the curves
 
 Trace = dict[str, Any]
 
@@ -55,7 +69,52 @@ def curve(x: npt.ArrayLike, y: Floats, name: str, mode: str = "lines", **line: A
 def line_style(number: int) -> dict[str, str]:
     """Returns the colour of a line; where colours are repeated, the line is broken."""
     repeats, place = divmod(number, len(COLOURS))
-    return {"color": COLOURS[place], "dash": ("solid", "dot", "dash")[repeats % 3]}
+    return {"color": COLOURS[place], "dash": DASHES[repeats % 3]}
+
+
+def policy_colour(name: str) -> str:
+    """Returns the colour of a policy by its name, with options or without.
+
+    Example:
+        >>> policy_colour("lbbsp:interval=5") == policy_colour("lbbsp")
+        True
+    """
+    kind = name.partition(":")[0]
+    return POLICIES.get(kind) or COLOURS[crc32(name.encode()) % len(COLOURS)]
+
+
+def pale(colour: str) -> str:
+    """Returns a colour through which the background shines.
+
+    Example:
+        >>> pale("#2f7fc1")
+        '#2f7fc159'
+    """
+    return f"{colour}59"
+
+
+def label_ends(
+    layout: dict[str, Any], labels: Sequence[tuple[str, str, float]], highest: float
+) -> None:
+    """Writes names beside the ends of curves, each with its colour and the height of its end.
+
+    Names that would hide each other are moved apart. `highest` is the top of all curves.
+    """
+    top = 1.08 * (highest or 1.0)
+    gap = top * _LABEL_PIXELS / (layout["height"] - _FRAME_PIXELS)
+    places, free = {}, 0.0
+    ordered = sorted(labels, key=lambda label: label[2])
+    for number, (name, _, end) in enumerate(ordered):
+        room = top - gap * (len(ordered) - number - 0.5)  # that those above leave
+        places[name] = max(free, min(end, room))
+        free = places[name] + gap
+    layout["yaxis"] |= {"range": [0, top]}
+    layout["margin"] |= {"r": 20 + 7 * max(len(name) for name, *_ in labels)}
+    layout["annotations"] = [
+        {"x": 1, "xref": "paper", "xanchor": "left", "y": places[name], "text": f"  {name}",
+         "showarrow": False, "font": {"color": colour}}
+        for name, colour, _ in labels
+    ]  # fmt: skip
 
 
 def lines(

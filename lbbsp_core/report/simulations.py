@@ -1,4 +1,4 @@
-"""Pictures of simulated runs: efficiencies; timelines, updates and scaling."""
+"""Pictures of simulated runs: efficiencies; total times, updates and scaling."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +16,7 @@ from lbbsp_core.report.page import Content, write_page
 from lbbsp_core.sim import AsyncRun, Timeline
 from lbbsp_core.sim.experiment import Result, Row
 
-ITERATIONS, WORKERS = 12, 8
-"""Numbers of iterations and workers that a timeline shows."""
-
-_MOST_SPANS = 40 * ITERATIONS
+_WINDOWS = 20  # of which a curve of updates shows the means
 
 
 def draw_efficiencies(rows: Sequence[Row], path: Path) -> None:
@@ -27,11 +25,7 @@ def draw_efficiencies(rows: Sequence[Row], path: Path) -> None:
     for number, (title, group) in enumerate(groupby(rows, key=_title)):
         own = list(group)
         values = np.array([row.efficiency for row in own])
-        names = [escape(row.title, quote=False) for row in own]
-        texts = [f"{value:.3f}" for value in values]
-        bars = charts.bar(
-            names, values, "efficiency", charts.BUSY, "", text=texts, showlegend=False
-        )
+        bars = _bars(own, values, "efficiency", "", text=[f"{value:.3f}" for value in values])
         layout = charts.bar_layout(len(own), range=[0, 1.1 * max(1.0, values.max())])
         caption = "Time of the oracle / time of each run."
         drawn.append(Chart(f"trace-{number}", title, caption, [bars], layout, wide=True))
@@ -39,28 +33,12 @@ def draw_efficiencies(rows: Sequence[Row], path: Path) -> None:
 
 
 def draw_simulation(results: Sequence[Result], path: Path) -> None:
-    """Draws timelines and updates, and scaling if numbers of workers differ."""
-    drawn = [*timelines(results), *updates(results)]
-    if len({result.row.workers for result in results}) > 1:
-        drawn.append(_scaling([result.row for result in results]))
+    """Draws total times and updates, and scaling if numbers of workers differ."""
+    rows = [result.row for result in results]
+    drawn = [*_totals(rows), *_updates(results)]
+    if len({row.workers for row in rows}) > 1:
+        drawn.append(_scaling(rows))
     write_page(Content("simulate", "lbbsp simulate", "Runs in virtual time", drawn), path)
-
-
-def worker_spans(
-    run: Timeline | AsyncRun, iterations: int = ITERATIONS
-) -> Iterator[tuple[int, Floats, Floats, Floats]]:
-    """Yields the rank, start, push and release times of the first iterations of some workers."""
-    if isinstance(run, AsyncRun):
-        schedule = run.schedule
-        for rank in range(min(WORKERS, run.workers)):
-            own = np.flatnonzero(schedule.worker == rank)[:iterations]
-            push, release = schedule.push[own], schedule.release[own]
-            yield rank, schedule.start[own], push, np.where(np.isfinite(release), release, push)
-        return
-    ends = np.cumsum(run.wall_seconds[:iterations])
-    starts = np.concatenate([[0.0], ends[:-1]])
-    for rank in range(min(WORKERS, run.sizes.shape[1])):
-        yield rank, starts, starts + run.push_seconds[:iterations, rank], ends
 
 
 def update_times(run: Timeline | AsyncRun) -> Floats:
@@ -73,74 +51,94 @@ def update_times(run: Timeline | AsyncRun) -> Floats:
     return times
 
 
-def timelines(results: Sequence[Result]) -> Iterator[Chart]:
-    """Yields all runs over the same time, in which the fastest one ends its first iterations."""
-    until = min(_end(worker_spans(result.run)) for result in results)
-    for number, result in enumerate(results):
-        rows = [np.broadcast_arrays(*own) for own in worker_spans(result.run, _MOST_SPANS)]
-        rank, start, push, release = np.concatenate(rows, axis=1)
-        shown = start < until
-        y = [charts.short_name(int(each)) for each in rank[shown]]
-        marks = (
-            ("busy", charts.BUSY, start[shown], push[shown]),
-            ("waiting, communication", charts.WAITING, push[shown], release[shown]),
-        )
-        traces = charts.timeline(y, marks, "s")
-        layout = charts.bar_layout(len(rows), title={"text": "virtual seconds"}, range=[0, until])
-        layout["barmode"] = "overlay"
-        first = f" The first {len(rows)} workers." * (len(rows) < result.row.workers)
-        caption = f"{_title(result.row)}: when workers are busy, and when they wait.{first}"
-        title = f"Timeline: {result.row.title}"
-        yield Chart(f"timeline-{number}", title, caption, traces, layout, wide=True)
+def _totals(rows: Sequence[Row]) -> Iterator[Chart]:
+    """Yields the total time of all runs on a cluster, and how much of it workers wait."""
+    for number, (title, group) in enumerate(groupby(rows, key=_title)):
+        own = list(group)
+        total = np.array([row.total_seconds for row in own])
+        waiting = total * [row.waiting_share for row in own]
+        texts = [f"{row.total_seconds:.4g} s, {row.waiting_share:.0%}" for row in own]
+        traces = [
+            _bars(own, total - waiting, "computing and communicating", "s"),
+            _bars(own, waiting, "waiting", "s", text=texts, textposition="outside",
+                  cliponaxis=False),
+        ]  # fmt: skip
+        colours = traces[1]["marker"]["color"]
+        traces[1]["marker"] = {"color": [charts.pale(colour) for colour in colours]}
+        layout = charts.bar_layout(len(own), title={"text": "virtual seconds"},
+                                   range=[0, 1.35 * total.max()])  # fmt: skip
+        caption = "Time for the same number of samples; pale and in percent: waiting, on average."
+        table = [["run", "seconds", "waiting", "efficiency"]] + [
+            [row.title, f"{row.total_seconds:.5g}", f"{row.waiting_share:.1%}",
+             f"{row.efficiency:.4f}"] for row in own
+        ]  # fmt: skip
+        name = f"totals-{number}"
+        yield Chart(name, f"Total time: {title}", caption, traces, layout, table, wide=True)
 
 
-def _end(shown: Iterator[tuple[int, Floats, Floats, Floats]]) -> float:
-    """Returns the last release; a worker that was preempted at once has none."""
-    return max((float(release.max()) for *_, release in shown if release.size), default=1.0)
+def _bars(
+    rows: Sequence[Row], values: Floats, what: str, unit: str, **more: object
+) -> charts.Trace:
+    """Returns a bar for each run in the colour of its policy."""
+    names = [escape(row.title, quote=False) for row in rows]
+    trace = charts.bar(names, values, what, "", unit, showlegend=False, **more)
+    return trace | {"marker": {"color": [charts.policy_colour(row.policy) for row in rows]}}
 
 
-def updates(results: Sequence[Result]) -> Iterator[Chart]:
+def _updates(results: Sequence[Result]) -> Iterator[Chart]:
     """Yields the mean seconds between updates, over consecutive windows."""
 
     def windows(result: Result) -> tuple[Floats, Floats]:
         times = update_times(result.run)
-        per = max(1, len(times) // 40)
+        per = max(1, len(times) // _WINDOWS)
         marks = np.concatenate([[0.0], times[per - 1 :: per]])
         return marks[1:], np.diff(marks) / per
 
-    for number, (title, own) in enumerate(groupby(results, key=lambda result: _title(result.row))):
-        curves = [(result.row.title, *windows(result)) for result in own]
+    for number, (title, group) in enumerate(groupby(results, key=lambda each: _title(each.row))):
+        curves = [_Curve(each.row.title, each.row.policy, *windows(each)) for each in group]
         yield _chart(f"updates-{number}", f"Updates: {title}", "seconds per update", curves)
 
 
 def _scaling(rows: Sequence[Row]) -> Chart:
     """Returns efficiency by number of workers, a line for each scheme of each scenario."""
+    several = len({row.name for row in rows}) > 1
 
-    def scheme(row: Row) -> str:
-        return f"{row.name}: {row.title}"
+    def scheme(row: Row) -> tuple[str, str]:
+        return f"{row.name}: {row.title}" if several else row.title, row.policy
 
     curves = []
-    for name, own in groupby(sorted(rows, key=scheme), key=scheme):
+    for (name, policy), own in groupby(sorted(rows, key=scheme), key=scheme):
         points = sorted((row.workers, row.efficiency) for row in own)
-        curves.append((name, *np.array(points, np.float64).T))
+        curves.append(_Curve(name, policy, *np.array(points, np.float64).T))
     chart = _chart("scaling", "Scaling", "efficiency", curves, "workers")
     sizes = sorted({row.workers for row in rows})
     chart.layout["xaxis"] |= {"type": "log", "tickvals": sizes, "ticktext": list(map(str, sizes))}
     return chart
 
 
+class _Curve(NamedTuple):
+    """Curve of a run, and the name of its policy."""
+
+    label: str
+    policy: str
+    x: Floats
+    y: Floats
+
+
 def _chart(
-    name: str,
-    title: str,
-    y: str,
-    curves: Iterable[tuple[str, Floats, Floats]],
-    x: str = "virtual seconds",
+    name: str, title: str, y: str, curves: Iterable[_Curve], x: str = "virtual seconds"
 ) -> Chart:
-    traces = [
-        charts.curve(across, up, label, mode="lines+markers", **charts.line_style(number))
-        for number, (label, across, up) in enumerate(curves)
-    ]
-    return Chart(name, title, f"{y}, by {x}.".capitalize(), traces, charts.axes(x, y), wide=True)
+    """Returns curves with their names beside their ends, in the order of these."""
+    curves, seen = list(curves), dict[str, int]()
+    traces, labels = [], []
+    for curve in curves:
+        number = seen[curve.policy] = seen.get(curve.policy, -1) + 1
+        style = {"color": charts.policy_colour(curve.policy), "dash": charts.DASHES[number % 3]}
+        traces.append(charts.curve(curve.x, curve.y, curve.label, mode="lines+markers", **style))
+        labels.append((traces[-1]["name"], style["color"], float(curve.y[-1])))
+    layout = charts.axes(x, y, legend=False, height=max(320, 70 + 16 * len(curves)))
+    charts.label_ends(layout, labels, max(float(curve.y.max()) for curve in curves))
+    return Chart(name, title, f"{y}, by {x}.".capitalize(), traces, layout, wide=True)
 
 
 def _title(row: Row) -> str:

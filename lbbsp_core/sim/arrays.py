@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lbbsp_core.cost import AffineArray
 from lbbsp_core.measure import OutlierFilter
-from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.policy import BatchConstraints, Observation, Policy, PolicyState, Sizes
 from lbbsp_core.predict import Predictor
 from lbbsp_core.sim.config import SimConfig
 from lbbsp_core.types import Measurement
@@ -55,8 +55,8 @@ class ArrayPlanner:
         workers = constraints.workers
         self._constraints, self._policy = constraints, policy
         self._steps_per_epoch = config.steps_per_epoch
-        self._state = policy.init(constraints)
-        self._plans = deque([self._state.sizes] * config.lag)
+        self.policy_state: PolicyState = policy.init(constraints)
+        self._plans = deque([self.policy_state.sizes] * config.lag)
         self._predictor, self._predicted = predictor, predictor.init()
         self._filter = OutlierFilter()
         self._last_speed, self._outliers = np.full(workers, np.nan), np.zeros(workers, np.int64)
@@ -92,9 +92,10 @@ class ArrayPlanner:
             tuple(np.flatnonzero(~accepted).tolist()),
             (None,) * len(plan) if costs is None else costs,
             (step + 1) % self._steps_per_epoch == 0,
+            lag=len(self._plans) + 1,
         )
-        self._state = self._policy.update(self._state, self._constraints, observation)
-        self._plans.append(self._state.sizes)
+        self.policy_state = self._policy.update(self.policy_state, self._constraints, observation)
+        self._plans.append(self.policy_state.sizes)
 
     def _accept(self, measured: Measurement) -> Flags:
         """Computes `OutlierFilter.accept` elementwise."""

@@ -35,12 +35,14 @@ class AsyncRun:
         workers: Number of workers, N.
         total_seconds: Virtual seconds until the model had received as many samples as the run
             asked for.
+        notices: Notices of the policy, each with the round of all workers from which on it holds.
     """
 
     schedule: Schedule
     sizes: Ints
     workers: int
     total_seconds: float
+    notices: tuple[str, ...] = ()
 
     @property
     def waiting_share(self) -> float:
@@ -69,7 +71,8 @@ def run_async(
     A policy that changes its sizes (LB + SSP, LB + ASP) is updated whenever the model has received
     one more gradient from every worker since the last update of the policy. A worker that starts an
     iteration draws the batch size that is current at this moment (ours: there is no common step
-    by which a plan could be keyed). `SimConfig.lag` has no effect here.
+    by which a plan could be keyed). `SimConfig.lag` has no effect here. When a worker leaves or
+    returns, such a policy divides X among the workers that are present; static batches stay.
 
     Args:
         cluster: Busy seconds of each worker's iterations.
@@ -84,8 +87,8 @@ def run_async(
         The schedule, with the batch size of each iteration.
 
     Raises:
-        ValueError: The policy needs common steps, preemption is combined with changing batch
-            sizes, or the run can never finish.
+        ValueError: The policy needs common steps or workers that stay, those that are present
+            cannot take X samples, or the run can never finish.
 
     Example:
         >>> from lbbsp_core import ASP
@@ -95,10 +98,10 @@ def run_async(
         6.0
     """
     policy = policy or Even()
-    if preemption is not None and not policy.is_static:
+    if preemption is not None and not allows_preemption(policy):
         raise ValueError(
             f"{type(policy).__name__} plans for all workers, and with preemption some are away: "
-            "use bsp or fixed, or leave out preemption"
+            "use bsp, fixed or lbbsp, or leave out preemption"
         )
     run = _AsyncSimulation(cluster, config, policy, predictor or LastValue(), progress)
     finished = schedule(
@@ -117,7 +120,12 @@ def run_async(
         )
     pairs = zip(finished.worker.tolist(), finished.iteration.tolist(), strict=True)
     sizes = np.array([run.batch_sizes[pair] for pair in pairs], np.int64)
-    return AsyncRun(finished, sizes, cluster.workers, run.end_seconds)
+    return AsyncRun(finished, sizes, cluster.workers, run.end_seconds, run.notices)
+
+
+def allows_preemption(policy: Policy | type[Policy]) -> bool:
+    """Returns whether workers may leave and return under a policy."""
+    return policy.is_static or policy.accepts_narrower_limits
 
 
 @dataclass
@@ -146,6 +154,11 @@ class _AsyncSimulation:
         self.batch_sizes: dict[tuple[int, int], int] = {}  # by worker and iteration
         self.samples_needed = self._cluster.steps * self._config.global_batch_size
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Notices of the policy."""
+        return tuple(self._rounds.notices)
+
     def start_iteration(self, worker: int, iteration: int) -> float:
         """Draws a batch and returns the seconds until its gradient is ready to be pushed."""
         size = self._rounds.sizes[worker]
@@ -173,7 +186,11 @@ class _AsyncSimulation:
         return self.end_seconds is not None
 
     def checked_changes(self, preemption: Preemption) -> Iterator[Change]:
-        """Yields the membership changes, and raises ValueError if no update occurs between them."""
+        """Yields the membership changes, and raises ValueError if no update occurs between them.
+
+        Plans for the workers that are present. The event loop asks for the next change when it
+        handles one, before any worker is released.
+        """
         for change in preemption.changes(self._cluster.workers):
             self._idle_changes += 1
             if self._idle_changes > MAX_IDLE_CHANGES * self._cluster.workers:
@@ -183,6 +200,8 @@ class _AsyncSimulation:
                     f"{change.time:.4g}): raise preemption.mean_up_seconds, or lower the batch"
                 )
             yield change
+            active = self._rounds.active
+            self._rounds.use_present(active ^ {change.worker})
 
     def _observe(self, worker: int, samples: int, busy_seconds: float) -> None:
         """Learns from one finished iteration of `worker`."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.policy import BatchConstraints, Policy, Sizes
+from lbbsp_core.policy import BatchConstraints, Notices, Policy, PolicyState, Sizes
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.loop.balancer import Balancer
 from lbbsp_core.runtime.loop.bounds import BatchBounds
@@ -31,12 +31,14 @@ class Timeline:
         busy_seconds: Busy seconds of each worker in each step, of the same shape.
         communication_seconds: Seconds of communication per step, after the last worker.
         links: Links of parameter servers, at which pushes and pulls queue; None: none.
+        notices: Notices of the policy (`PolicyState`), each with the step from which on it holds.
     """
 
     sizes: npt.NDArray[np.int64]
     busy_seconds: Floats
     communication_seconds: float = 0.0
     links: ServerLinks | None = None
+    notices: tuple[str, ...] = ()
 
     @cached_property
     def push_seconds(self) -> Floats:
@@ -110,6 +112,7 @@ def run_bsp(
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
     busy = np.zeros(sizes.shape)
     used: set[tuple[int, int]] = set()  # ranks and batch sizes
+    notices = Notices()
     for step in range(cluster.steps):
         sizes[step] = planner.sizes(step)
         busy[step] = cluster.seconds(step, samples.amounts(step, sizes[step]))
@@ -118,9 +121,10 @@ def run_bsp(
             busy[step, [rank for rank, _ in own - used]] += config.first_use_seconds
             used |= own
         planner.finish(step, busy[step])
+        notices.of(planner.policy_state, f"step {step + config.lag}")
         if progress is not None:
             progress(1)
-    return Timeline(sizes, busy, config.communication_seconds, config.links)
+    return Timeline(sizes, busy, config.communication_seconds, config.links, tuple(notices))
 
 
 def run_oracle(cluster: SimulatedCluster, config: SimConfig) -> Timeline:
@@ -183,6 +187,10 @@ class _Balancers:
         for balancer in self._balancers:
             balancer.set_peers(peer_info)
             balancer.use_order(samples.order)
+
+    @property
+    def policy_state(self) -> PolicyState:
+        return self._balancers[0].policy_state
 
     def sizes(self, step: int) -> Sizes:
         return self._balancers[0].sizes(step)

@@ -12,7 +12,7 @@ import numpy as np
 from lbbsp_core.policy import Policy, require_asynchronous
 from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import POLICIES, PREDICTORS, SYNCHRONISERS, Registry
-from lbbsp_core.sim.asynchronous import AsyncRun, run_async
+from lbbsp_core.sim.asynchronous import AsyncRun, allows_preemption, run_async
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.communication import Communication, FixedTime, ServerLinks
 from lbbsp_core.sim.config import SimConfig
@@ -76,6 +76,7 @@ class Row:
     # time of the oracle, which knows each step's speeds and waits in every step, / total_seconds.
     # Workers without common steps may be faster than the oracle
     efficiency: float
+    notices: list[str] = field(default_factory=list)  # of the policy
 
     @property
     def title(self) -> str:
@@ -129,6 +130,7 @@ def run_experiments(
                 total_seconds=done.total_seconds,
                 waiting_share=done.waiting_share,
                 efficiency=oracle_seconds / done.total_seconds,
+                notices=list(done.notices),
             )
             yield Result(row, done)
 
@@ -192,11 +194,14 @@ def chosen_runs(
     predictors: Sequence[Predictor | str],
     lag: int = 1,
     syncs: Sequence[Synchroniser | str] = (LOCKSTEP,),
+    *,
+    preemption: bool = False,
 ) -> list[Run]:
     """Combines every synchroniser with every policy, and every predictor where one is used.
 
-    Policies of None are all that a synchroniser allows. Predictors given by name are trained for
-    `lag`. A policy that needs common steps is refused under a synchroniser without.
+    Policies of None are all that a synchroniser allows, with `preemption` if workers leave.
+    Predictors given by name are trained for `lag`. A policy that needs common steps is refused
+    under a synchroniser without.
 
     Example:
         >>> [run.title for run in chosen_runs(["bsp", "lbbsp"], ["last", "ema0.2"])]
@@ -217,6 +222,8 @@ def chosen_runs(
     for sync, given in _named(SYNCHRONISERS, syncs).items():
         synchroniser = SYNCHRONISERS.resolve(given)
         for name, kind in kinds.items():
+            if policies is None and preemption and not allows_preemption(kind):
+                continue
             if sync != LOCKSTEP and kind.needs_common_steps:
                 if policies is None:
                     continue

@@ -186,6 +186,8 @@ def _repeat(values: Sequence[Any], size: int) -> list[Any]:
     return [values[rank % len(values)] for rank in range(size)]
 
 
+_NOISE: Final = {"kind": "lognormal", "sigma": 0.1}
+
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "constant": {"speeds": [1, 1, 1, 0.5]},
     "lognormal": {"noise": {"kind": "lognormal", "sigma": 0.3, "memory": 0.9}},
@@ -193,16 +195,24 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "markov": {"noise": {"kind": "markov"}},
     "dbs": {"steps": 5000, "noise": {"kind": "dbs"}},
     **{
-        f"omnilearn-{number}": {
+        name: {
             "cores": [int(count) for count in layout.split("/")],
             "samples_per_second": 64.0 / 12,
-            "noise": {"kind": "lognormal", "sigma": 0.1},
+            "noise": _NOISE,
         }
-        for number, layout in enumerate(OMNILEARN, start=1)
+        for name, layout in {
+            "cores-9-12-18": "9/12/18",  # Tyagi and Sharma, 2020
+            "cores-2-17-20": "2/17/20",
+            **{f"omnilearn-{number}": layout for number, layout in enumerate(OMNILEARN, start=1)},
+        }.items()
     },
+    # Peaks of single-precision TFLOP/s in NVIDIA's data sheets; also Tyagi and Sharma
+    "t4-p4": {"speeds": [1, 1, 5.5 / 8.1, 5.5 / 8.1], "noise": _NOISE},
+    "half-speed": {"speeds": [1, 1, 0.5, 0.5], "noise": _NOISE},  # Chen et al., 2020
     "lengths": {"global_batch_size": 64, "work": {"kind": "lognormal", "sigma": 1.0}},
     "spot": {
-        "noise": {"kind": "lognormal", "sigma": 0.1},
+        "speeds": [1, 1, 0.5, 0.5],
+        "noise": _NOISE,
         "preemption": {"mean_up_seconds": 300.0, "mean_down_seconds": 60.0},
     },
 }

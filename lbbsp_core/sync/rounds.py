@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Final
 
-from lbbsp_core.cost import Cost
+from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.policy import (
     BatchConstraints,
     FirstUses,
+    Notices,
     Observation,
     Policy,
     Sizes,
     bound_growth,
     require_asynchronous,
 )
+from lbbsp_core.types import Limits
+
+_AWAY: Final = 1, 1.0, Proportional(1.0), False  # of a worker that is away: no samples, no time
 
 
 class Rounds:
@@ -41,7 +47,10 @@ class Rounds:
     ) -> None:
         require_asynchronous(policy)
         self.constraints, self.policy = constraints, policy
+        self._limits = constraints.limits
         self._state = policy.init(constraints)
+        self.notices = Notices()
+        """Notices of the policy."""
         nothing = (0, 0.0, None, True)
         self._latest: list[tuple[int, float, Cost | None, bool]] = [nothing] * constraints.workers
         self._is_known = is_known
@@ -91,6 +100,20 @@ class Rounds:
         if not self._missing:
             self._decide()
 
+    def use_present(self, present: Collection[int]) -> None:
+        """Divides X among the workers that are present, by a policy that accepts narrower limits.
+
+        The others get no samples. Other policies keep the sizes of all workers.
+        """
+        self.active = set(present)
+        self._missing &= self.active
+        if present and self.policy.accepts_narrower_limits:
+            limits = (
+                own if rank in present else Limits(0, 0) for rank, own in enumerate(self._limits)
+            )
+            self.constraints = replace(self.constraints, limits=tuple(limits))
+            self._decide(learns=False)
+
     def remove(self, worker: int) -> None:
         """Removes a worker that has left: no round waits for it any more."""
         self.active.discard(worker)
@@ -100,13 +123,16 @@ class Rounds:
         cost = self._latest[worker][2]
         return None if cost is None else float(cost(samples))
 
-    def _decide(self) -> None:
-        sizes, seconds, costs, flags = zip(*self._latest, strict=True)
-        excluded = tuple(rank for rank, flag in enumerate(flags) if flag)
+    def _decide(self, *, learns: bool = True) -> None:
+        pairs = zip(self._latest, self.constraints.limits, strict=True)
+        latest = (_AWAY if bounds.maximum == 0 else own for own, bounds in pairs)
+        sizes, seconds, costs, flags = zip(*latest, strict=True)
+        excluded = tuple(rank for rank, flag in enumerate(flags) if flag or not learns)
         known, constraints = tuple(self._first_uses), self.constraints
         observation = Observation(self._round, sizes, seconds, excluded, costs, first_uses=known)
         if self._is_known is not None:
             constraints = bound_growth(constraints, known, self.sizes, self._is_known)
         self._state = self.policy.update(self._state, constraints, observation)
+        self.notices.of(self._state, f"round {self._round + 1}")
         self._round += 1
         self._missing = set(self.active)

@@ -8,6 +8,7 @@ an array of float32 (`runtime.exchange.protocol` describes how it carries intege
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from lbbsp_core.runtime.exchange.protocol import Row, StepMessage, curve, pack, 
 from lbbsp_core.runtime.record.record import PUSH_INTEGERS, PushLine
 from lbbsp_core.sync import SyncDecision, Synchroniser
 from lbbsp_core.sync.rounds import Rounds
+
+logger = logging.getLogger("lbbsp.session")
 
 Table = npt.NDArray[np.float32]
 
@@ -289,7 +292,10 @@ class Coordinator:
         self.pushes += 1
         self._iterations[worker] += 1
         self._counts[worker] += 1
+        told = len(self.rounds.notices)
         self.rounds.ran(worker, samples, busy_seconds, cost, excluded)
+        for text in self.rounds.notices[told:2]:
+            logger.warning("%s", text)
         if decision.aggregate == (worker,):
             self._alone[worker] = decision
             return False

@@ -1,4 +1,4 @@
-"""Notices, each given once, that defaults bound the batches, and what to do about it."""
+"""Notices why batches do not follow speeds, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lbbsp_core.cost import Cost, slowest
-from lbbsp_core.policy import Sizes
+from lbbsp_core.policy import Notices, Sizes
 from lbbsp_core.runtime.exchange.protocol import StepMessage
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
 
@@ -34,8 +34,9 @@ _NOTABLE_COARSENESS = 0.02
 
 
 class BoundsNotice(StepExtension):
-    """Warns once each that the default maximum or the granularity costs speed, and of short steps.
+    """Warns of what the maximum and the granularity cost, and of short steps, once each.
 
+    It also passes on the notices of the policy: the first two as warnings, as there may be many.
     Worker 0 does so, after each step.
     """
 
@@ -43,6 +44,7 @@ class BoundsNotice(StepExtension):
         super().__init__(session)
         self._streaks: dict[int | str, int] = {}  # consecutive steps or looks in which it held
         self._checks = [self._check_maximum, self._check_short_steps, self._check_granularity]
+        self._notices = Notices()
 
     def received(
         self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
@@ -57,6 +59,10 @@ class BoundsNotice(StepExtension):
             if text := check(balancer):
                 self._checks.remove(check)
                 logger.warning("%s", text)
+        if text := self._notices.of(
+            balancer.policy_state, f"step {balancer.step + balancer.lag - 1}"
+        ):
+            logger.log(logging.WARNING if len(self._notices) <= 2 else logging.INFO, "%s", text)
 
     def _streak(self, what: int | str, *, holds: bool) -> int:
         """Returns how often in a row something has held, with this time."""

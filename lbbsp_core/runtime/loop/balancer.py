@@ -167,8 +167,8 @@ class Balancer(Schedule):
             self._estimate = estimate
 
     def _start_planning(self) -> None:
-        self._policy_state: PolicyState = self.policy.init(self.constraints)
-        self._use_plans([self._policy_state.sizes])
+        self.policy_state: PolicyState = self.policy.init(self.constraints)
+        self._use_plans([self.policy_state.sizes])
 
     def static_info(self) -> list[int]:
         """Returns the static facts of this worker as integers, for `set_peers`."""
@@ -197,7 +197,7 @@ class Balancer(Schedule):
         before, drawn = self.trace, self._plans
         self._use_bounds(chain.narrow(self._options, self._situation, chain.FIXED))
         if self.trace != before:
-            plans = [*(plan.sizes for plan in drawn.values()), self._policy_state.sizes]
+            plans = [*(plan.sizes for plan in drawn.values()), self.policy_state.sizes]
             if not (self._continues and self._are_allowed(plans)):
                 self._start_planning()
         if are_drawn:
@@ -244,7 +244,7 @@ class Balancer(Schedule):
             slope,
             overhead,
             round(busy_seconds * 1e9) if is_plausible(busy_seconds) else 0,
-            checksum(self._policy_state.sizes),
+            checksum(self.policy_state.sizes),
             # All workers decide alike whether a first use counts.
             excluded=excluded if running.is_new(self.rank) else not accepted,
         )
@@ -266,7 +266,7 @@ class Balancer(Schedule):
         Raises:
             DisagreementError: A worker has computed a different plan.
         """
-        _check_plans(self.step, self._policy_state.sizes, messages)
+        _check_plans(self.step, self.policy_state.sizes, messages)
         peers = self._situation.peers
         costs = tuple(map(curve, messages, (peer.segments for peer in peers)))
         busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)
@@ -280,17 +280,17 @@ class Balancer(Schedule):
         self._known_drivers = _by_name([message.drivers for message in messages])
         ends = self._order is not None and self.step + 1 == self.epoch_end_step()
         self.first_uses = running.first_uses_after()
-        seen = running.observation(self.first_uses, last_of_epoch=ends)
+        seen = running.observation(self.first_uses, last_of_epoch=ends, lag=self.lag)
         if self.policy.accepts_narrower_limits:
             self.short_steps.observe(seen.busy_seconds, seen.excluded)
         now = self._situation._replace(
             first_uses=self.first_uses,
-            sizes=self._policy_state.sizes,
+            sizes=self.policy_state.sizes,
             memory_percent=self._known_drivers.get(MEMORY_OF_GPU, ()),
         )
         constraints = chain.last(chain.narrow(self.constraints, now, chain.MOVING))
-        self._policy_state = self.policy.update(self._policy_state, constraints, seen)
-        self._plans[self.step + self.lag] = self._plan(self._policy_state.sizes, costs)
+        self.policy_state = self.policy.update(self.policy_state, constraints, seen)
+        self._plans[self.step + self.lag] = self._plan(self.policy_state.sizes, costs)
         del self._plans[self.step]
         self.step += 1
         return running
@@ -303,7 +303,7 @@ class Balancer(Schedule):
             *self._place(),
             self.rank,
             self.predictor,
-            self._policy_state,
+            self.policy_state,
             self._estimate,
             self._drivers,
             self.short_steps.state,
@@ -322,7 +322,7 @@ class Balancer(Schedule):
         allowed = self._are_allowed([*state.plans, state.policy_state.sizes])
         self._continues = allowed and state.step > 0
         if allowed:
-            self._policy_state = state.policy_state
+            self.policy_state = state.policy_state
             self._use_plans(state.plans)
         self._estimate, self._drivers, self._known_drivers = self.estimator.init(), (), {}
         if state.rank == self.rank and state.predictor == self.predictor:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
 from lbbsp_core.cost import Proportional
-from lbbsp_core.policy import BatchConstraints, Even, FirstUses, Policy, Sizes, bound_growth
+from lbbsp_core.policy import BatchConstraints, FirstUses, Policy, Sizes, bound_growth, even_plan
 from lbbsp_core.runtime.exchange.protocol import PeerInfo
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_nonnegative, require_positive
@@ -127,18 +126,13 @@ class ShortSteps:
         if fraction >= 1:
             return constraints
         limits = []
-        for even, bounds in zip(_even_plan(constraints), constraints.limits, strict=True):
+        for even, bounds in zip(even_plan(constraints), constraints.limits, strict=True):
             change = int(even * fraction)
             lowest, highest = max(even - change, bounds.minimum), even + change
             if bounds.maximum is not None:
                 highest = min(highest, bounds.maximum)
             limits.append(replace(bounds, minimum=lowest, maximum=highest))
         return _with_limits(constraints, limits)
-
-
-@lru_cache(maxsize=8)
-def _even_plan(constraints: BatchConstraints) -> Sizes:
-    return Even().init(constraints).sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,9 @@ class RunningStep(NamedTuple):
             found.append(known.ran(self.shares.plan[rank], busy))
         return tuple(found)
 
-    def observation(self, known: tuple[FirstUses, ...], *, last_of_epoch: bool) -> Observation:
+    def observation(
+        self, known: tuple[FirstUses, ...], *, last_of_epoch: bool, lag: int
+    ) -> Observation:
         """Returns what the policy learns; `known` are the first uses after the step."""
         shares, costs, busy = self.shares, self.next_costs, self.busy_seconds
         measured = list(map(self.measured, range(len(busy)), busy))
@@ -221,7 +223,7 @@ class RunningStep(NamedTuple):
         if shares.are_cut_by_work:  # as if the step had had exactly the planned work
             busy = tuple(t * x / w for t, x, w in zip(busy, shares.plan, shares.work, strict=True))
             known = ()
-        return Observation(self.step, shares.plan, busy, excluded, costs, last_of_epoch, known)
+        return Observation(self.step, shares.plan, busy, excluded, costs, last_of_epoch, known, lag)
 
     def line(self, ended: float | None = None) -> StepLine:
         """Returns the step's line of the run record; `ended` is the Unix time of its end."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,10 @@ from lbbsp_core import (
     ProportionalControl,
     registry,
 )
+from lbbsp_core.policy import load_balanced
+from lbbsp_core.sim.cluster import ReplayedCluster
+from lbbsp_core.sim.config import SimConfig
+from lbbsp_core.sim.engine import Timeline, run_bsp
 from lbbsp_core.testing import check_plan, check_policy, exchange_in_process
 
 POLICIES: list[Policy] = [
@@ -190,6 +195,50 @@ def test_noise_moves_nothing_by_default() -> None:
     observations = [seen([source.uniform(9.85, 10.15) for _ in range(3)]) for _ in range(50)]
     assert set(decide(LoadBalanced(), *observations)) == {(40, 40, 40)}
     assert len(set(decide(LoadBalanced(min_gain=0.0), *observations))) > 1
+
+
+def replayed(speeds: Sequence[Sequence[float]], policy: Policy, lag: int = 1) -> Timeline:
+    """Runs a policy on workers with these speeds in each step, in samples per second."""
+    cluster = ReplayedCluster(np.array(speeds), (((),) * len(speeds[0]),) * len(speeds), 120)
+    return run_bsp(cluster, SimConfig(120, lag), policy, LastValue())
+
+
+def test_what_cannot_be_predicted_costs_some_steps_and_is_tried_again_later() -> None:
+    opposite = [(2.0, 1.0), (1.0, 2.0)] * 100  # each forecast is of the other worker's speed
+    steady = [(2.0, 1.0)] * 200
+    done = replayed(opposite + steady, LoadBalanced())
+    even = replayed(opposite + steady, Even())
+    plans = done.sizes[:, 0].tolist()
+    assert set(plans[1:11]) == {40, 80}, "ten steps show what it costs"
+    back = plans.index(80, 200)
+    assert set(plans[11:back]) == {60}
+    assert back < 280
+    assert set(plans[back:]) == {80}
+    lost = done.wall_seconds[:200] - even.wall_seconds[:200]
+    assert lost.tolist() == [0.0] + [20.0] * 10 + [0.0] * 189
+    paused, resumed = done.notices
+    assert "from step 11 on, batches are even" in paused
+    assert f"from step {back} on, batches are balanced again" in resumed
+    without = replayed(opposite, LoadBalanced(min_gain=0))
+    assert set(without.sizes[1:, 0].tolist()) == {40, 80}, "the paper's mode"
+
+
+def test_balance_is_judged_by_the_plans_that_were_made_for_a_step() -> None:
+    alternating = [(2.0, 1.0), (1.0, 2.0)] * 100
+    right = replayed(alternating, LoadBalanced(), lag=2)  # of the step before the last one
+    assert not right.notices
+    assert set(right.sizes[2:, 0].tolist()) == {40, 80}
+    wrong = replayed([one for one in alternating for _ in range(2)], LoadBalanced(), lag=2)
+    assert len(wrong.notices) == 1
+    assert set(wrong.sizes[20:, 0].tolist()) == {60}
+
+
+def test_balance_that_pays_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(3).lognormal(sigma=0.2, size=(300, 2))
+    speeds = (np.array([2.0, 1.0]) * noise).tolist()
+    done = replayed(speeds, LoadBalanced())
+    monkeypatch.setattr(load_balanced, "_FEWEST_STEPS", math.inf)
+    assert (done.sizes == replayed(speeds, LoadBalanced()).sizes).all()
 
 
 def test_an_interval_decides_every_so_many_steps() -> None:
@@ -466,7 +515,7 @@ def test_narrower_limits_are_kept_between_decisions_and_without_predictions() ->
     state = policy.init(wide)._replace(sizes=(80, 20, 20))
     for speeds, expected in (((None,) * 3, (50, 35, 35)), ((1.0, 1.0, 4.0), (38, 37, 45))):
         observation = seen(speeds)
-        assert policy.update(state, wide, observation) == state
+        assert policy.update(state, wide, observation).sizes == state.sizes
         assert policy.update(state, narrow, observation).sizes == expected
 
 

@@ -15,6 +15,8 @@ from test_report import balanced, bsp, run, step
 
 from lbbsp_core.cost.fitting import fit_costs
 from lbbsp_core.profiler import Point, ProfileResult
+from lbbsp_core.registry import POLICIES
+from lbbsp_core.report import charts as charts_of
 from lbbsp_core.report import draw_comparison, pictures, simulations
 from lbbsp_core.report.page import write_page
 from lbbsp_core.sim import load_scenario
@@ -52,30 +54,47 @@ def drawn(monkeypatch, tmp_path):
     return draw
 
 
-def test_timelines_have_one_scale_and_no_gap_at_its_end(results):
-    charts = list(simulations.timelines(results))
-    assert len(charts) == len(results) == 6
-    [(low, high)] = {tuple(chart.layout["xaxis"]["range"]) for chart in charts}
-    assert low == 0
-    for chart in charts:
-        ends = {f"worker {rank}": 0.0 for rank in range(4)}
-        for trace in chart.data:
-            for name, base, length in zip(trace["y"], trace["base"], trace["x"], strict=True):
-                ends[name] = max(ends[name], base + length)
-        assert min(ends.values()) >= high * (1 - 1e-4)
-
-
 def test_a_page_of_simulations(results, drawn):
     charts, text = drawn(simulations.draw_simulation, results)
-    assert [name for name in charts if "timeline" not in name] == ["updates-0"]
-    names = [trace["name"] for trace in charts["updates-0"].data]
-    assert names == [result.row.title for result in results]
-    assert len({str(trace["line"]) for trace in charts["updates-0"].data}) == 6
-    assert "<h2>Updates: constant, 4 workers</h2>" in text
-    charts, _ = drawn(simulations.draw_efficiencies, [result.row for result in results])
-    assert charts["trace-0"].data[0]["x"] == pytest.approx(
-        [result.row.efficiency for result in results], rel=1e-4
+    assert list(charts) == ["totals-0", "updates-0"]
+    rows = [result.row for result in results]
+    busy, waiting = charts["totals-0"].data
+    assert np.add(busy["x"], waiting["x"]) == pytest.approx(
+        [row.total_seconds for row in rows], rel=1e-4
     )
+    assert waiting["text"][0] == f"{rows[0].total_seconds:.4g} s, {rows[0].waiting_share:.0%}"
+    updates = charts["updates-0"]
+    titles = [row.title for row in rows]
+    assert [trace["name"] for trace in updates.data] == titles
+    assert len({str(trace["line"]) for trace in updates.data}) == 6
+    assert [each["text"].strip() for each in updates.layout["annotations"]] == titles
+    assert "<h2>Updates: constant, 4 workers</h2>" in text
+    efficiencies, _ = drawn(simulations.draw_efficiencies, rows)
+    [bars] = efficiencies["trace-0"].data
+    assert bars["x"] == pytest.approx([row.efficiency for row in rows], rel=1e-4)
+    lines = [trace["line"]["color"] for trace in updates.data]
+    assert bars["marker"]["color"] == busy["marker"]["color"] == lines
+    assert dict(zip(lines, (row.policy for row in rows), strict=True)) == {
+        charts_of.policy_colour(name): name for name in ("bsp", "lbbsp")
+    }
+
+
+def test_names_beside_curves_do_not_hide_each_other():
+    layout = charts_of.axes("x", "y", legend=False)
+    ends = [0.0, 1.0, 1.0, 1.01, 5.0, 5.0, 5.0]
+    labels = [(str(number), "#000000", end) for number, end in enumerate(ends)]
+    charts_of.label_ends(layout, labels, 5.0)
+    low, high = layout["yaxis"]["range"]
+    places = [each["y"] for each in layout["annotations"]]
+    assert low <= min(places) <= max(places) < high
+    assert np.diff(places).min() > 0.99 * 16 / 260 * high
+    assert places[:2] == [0.0, 1.0], "where there is room"
+
+
+def test_each_policy_has_a_colour_of_its_own():
+    assert set(charts_of.POLICIES) == set(POLICIES)
+    assert len({*charts_of.POLICIES.values()}) == len(POLICIES)
+    assert charts_of.policy_colour("mine:Policy") in charts_of.COLOURS
 
 
 def test_the_profile_shows_every_fit_and_names_the_best(drawn):

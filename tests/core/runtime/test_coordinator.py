@@ -214,6 +214,19 @@ def test_batches_follow_the_predicted_speeds_once_all_have_pushed() -> None:
     assert balanced.claim(0, 100) == (0, 12)
 
 
+def test_it_says_that_balance_does_not_pay(caplog: Any) -> None:
+    coordinator = Coordinator(ASP(), BatchConstraints(48, (Limits(),) * 2), LoadBalanced())
+    for step in range(40):  # the prediction is always the other worker's speed
+        for worker in (0, 1):
+            begin, end = coordinator.claim(worker, 10**6)
+            cost = Affine(0.0, 0.01 + 0.01 * ((step + worker) % 2))
+            coordinator.push(worker, end - begin, cost(end - begin), cost)
+            coordinator.entered(worker)
+    assert coordinator.rounds.sizes == (24, 24)
+    assert len(caplog.messages) == 1
+    assert "from round 11 on, batches are even" in caplog.text
+
+
 def test_a_round_does_not_wait_for_those_who_have_left() -> None:
     balanced = coordinator(ASP(), LoadBalanced(min_gain=0.0), workers=3)
     costs = [Affine(0.0, 0.01), Affine(0.0, 0.03), Affine(0.0, 0.03)]

@@ -399,6 +399,20 @@ def test_short_steps_are_reported_where_they_are_very_short_or_cost_much(
     assert all(word in texts[0] for word in words)
 
 
+def test_even_batches_are_reported_and_that_they_are_balanced_again(monkeypatch, said):
+    workers = sessions(workers=2, total=96)
+    for step in range(90):
+        fast = step % 2 * (step < 40)  # at first never the one that was fast before
+        train(
+            workers, [Proportional(96.0 * (1 + (rank == fast))) for rank in (0, 1)], 1, monkeypatch
+        )
+        assert not 20 < step < 40 or workers[0].sizes == (48, 48)
+    even, balanced = said("take")
+    assert re.search(r"from step \d\d on, batches are even: .* balanced ones take \d\d %", even)
+    assert re.search(r"from step \d\d on, batches are balanced again: .* even ones take", balanced)
+    assert workers[0].sizes == (64, 32)
+
+
 def test_what_short_steps_cost_is_looked_at_in_few_steps(monkeypatch, said):
     """A look takes as long as a plan, while steps are short."""
     losses, looks = [0.3, 0.1] * 5 + [0.3] * 10, []
@@ -423,7 +437,7 @@ def notices(plans, limits):
     balancer = SimpleNamespace(
         default_maximum=64, known_limits=limits, is_maximum_raised=False,
         constraints=known, given_constraints=known,
-        short_steps=ShortSteps(0.0),
+        short_steps=ShortSteps(0.0), policy_state=None, step=0, lag=1,
     )  # fmt: skip
     notice = BoundsNotice(None)
     for plan in plans:

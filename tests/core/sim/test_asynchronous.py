@@ -22,6 +22,7 @@ from lbbsp_core import (
     FixedShares,
     LastValue,
     LeaderStraggler,
+    Limits,
     LoadBalanced,
     Policy,
     ProportionalControl,
@@ -160,6 +161,27 @@ def test_who_is_preempted_loses_an_iteration_and_the_rest_goes_on() -> None:
     assert again.total_seconds == run.total_seconds
 
 
+@pytest.mark.parametrize("first_use_seconds", [0.0, 0.05])
+def test_balanced_batches_are_those_of_the_workers_that_are_present(first_use_seconds) -> None:
+    cluster, spot = synthetic_cluster(cores([2, 2, 1, 1], 16.0), 300), Preemption(60, 20, seed=2)
+    config = SimConfig(96, first_use_seconds=first_use_seconds)
+    run = run_async(cluster, config, BSP(), LoadBalanced(), preemption=spot)
+    entered = run.schedule.update >= 0
+    totals = np.bincount(run.schedule.update[entered], weights=run.sizes[entered])
+    workers = np.bincount(run.schedule.update[entered])
+    assert np.mean(totals == 96) > 0.85, "but for steps in which a worker left or returned"
+    assert len(set(workers[totals == 96])) > 2
+    even = run_async(cluster, config, BSP(), Even(), preemption=spot)
+    assert run.total_seconds < 0.8 * even.total_seconds
+
+
+def test_too_few_workers_for_a_step_say_so() -> None:
+    cluster = synthetic_cluster(cores([1, 1], 16.0), 200)
+    config, spot = SimConfig(48, limits=Limits(1, 32)), Preemption(20.0, 20.0)
+    with pytest.raises(ValueError, match=r"48.*32|32.*48"):
+        run_async(cluster, config, BSP(), LoadBalanced(), preemption=spot)
+
+
 def test_many_changes_are_no_reason_to_give_up_while_updates_come() -> None:
     cluster = synthetic_cluster(cores([1, 1], 16.0), 500)
     run = run_async(cluster, SimConfig(32), ASP(), preemption=Preemption(2.0, 0.5))
@@ -182,10 +204,10 @@ def test_combinations_that_cannot_be_say_why() -> None:
         message = f"{type(refused).__name__} and this synchroniser cannot be combined"
         with pytest.raises(ValueError, match=message):
             run_async(cluster, SimConfig(16), ASP(), refused)
-    for refused in LoadBalanced(), ProportionalControl():
-        message = f"{type(refused).__name__} plans for all workers, and with preemption"
-        with pytest.raises(ValueError, match=message):
-            run_async(cluster, SimConfig(16), ASP(), refused, preemption=Preemption(1.0, 1.0))
+    with pytest.raises(ValueError, match="ProportionalControl plans for all workers, and with"):
+        run_async(
+            cluster, SimConfig(16), ASP(), ProportionalControl(), preemption=Preemption(1.0, 1.0)
+        )
 
 
 def test_progress_comes_to_the_steps_asked_for() -> None:

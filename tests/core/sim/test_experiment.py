@@ -462,6 +462,7 @@ def test_command_prints_and_writes_figures_and_a_picture(tmp_path: Path) -> None
     assert written["rows"][1] == {
         "trace": "a[b].csv", "sync": "bsp", "policy": "lbbsp", "predictor": "last", "workers": 2,
         "total_seconds": 13.0, "waiting_share": 4.5 / 26, "efficiency": 10 / 13,
+        "notices": [],
     }  # fmt: skip
     assert len(written["rows"]) == 6
     assert "<h2>a[b].csv, 2 workers</h2>" in (tmp_path / "out.html").read_text()
