@@ -16,7 +16,7 @@ SCALE = gpu_checks.QUICK._replace(global_batch_size=32, steps=(3, 12))
 
 
 @pytest.mark.slow
-def test_the_worker_with_twice_the_work_gets_less(monkeypatch, tmp_path):
+def test_the_slower_worker_gets_less(monkeypatch, tmp_path):
     monkeypatch.setattr(
         gpu_checks, "make_step", lambda net, scale: lambda batch: time.sleep(0.002 * batch)
     )

@@ -8,9 +8,9 @@ It needs PyTorch, nvidia-ml-py and the dependencies of lbbsp. Each check has pro
 - ``resources``: utilisation and memory of the GPU, as `ResourceSampler` reads them from NVML.
 - ``first-uses``: how much longer the first step with a batch size takes than the next five, with
   and without cuDNN's autotuning.
-- ``workers``: two workers of a toy plugin, of which worker 1 does the work of each sample twice,
-  with even shares and then balanced. They take time from each other, since a GPU runs the kernels
-  of one process at a time.
+- ``workers``: two workers of a toy plugin, with even shares and then balanced. Worker 1 rests twice
+  as long as each of its steps took, as a slower GPU would take longer. They take time from each
+  other, since a GPU runs the kernels of one process at a time.
 - ``profile-transformer``, ``profile-convnet``: what ``lbbsp profile`` finds for a training step.
 
 The folder gets the profiles, the seconds of the first uses and the run records.
@@ -225,7 +225,7 @@ class Pair(NamedTuple):
 
 
 def train(pair: Pair, given: argparse.Namespace) -> None:
-    """Trains as one of two workers, of which worker 1 does the work of each sample twice."""
+    """Trains as one of two workers, of which worker 1 takes three times as long for a sample."""
     step, total = make_step("convnet", given.scale), given.scale.global_batch_size
     devices = Devices((gpu(0),), are_gpus=True, show_memory=True) if has_cuda() else Devices()
     for (name, policy), steps in zip(POLICIES.items(), given.scale.steps, strict=True):
@@ -235,9 +235,8 @@ def train(pair: Pair, given: argparse.Namespace) -> None:
         session.start({"steps": steps})
         for number in range(steps):
             session.begin_step()
-            samples = session.local_indices(number)
-            for _ in range(1 + pair.rank):
-                timed(step, len(samples))  # waits for the GPU
+            seconds = timed(step, len(session.local_indices(number)))  # waits for the GPU
+            time.sleep(2 * pair.rank * seconds)
             session.after_allreduce(pair.all_gather(session.before_allreduce()))
         session.close()
 
