@@ -1,8 +1,8 @@
 """Run record ``run.jsonl``: a header line, then one JSON line per step, push or event.
 
 Rank 0 writes it. Keys are the field names of `RunHeader`, `StepLine`, `PushLine` and `EventLine`; a
-field that is empty by default is left out while it is empty. Times are in seconds and always finite. A run
-that starts again appends another header line and the lines that follow.
+field that is empty by default is left out while it is empty. Times are in seconds and always
+finite. A run that starts again appends another header line and the lines that follow.
 """
 
 from __future__ import annotations
