@@ -166,10 +166,10 @@ def _progress(view: View, wait: float) -> tuple[str, str]:
     planned, age = view.planned_steps, view.age_seconds
     if view.step is not None and planned:
         done = f"{view.step + 1} of {planned} steps ({(view.step + 1) / planned:.0%})"
-    ago = "" if age is None else f" {duration(age)} ago"
+    ago = "" if age is None else f" {_seconds(age)} ago"
     if view.end is not None:
         style = "bold green" if view.end == FINISHED else "bold red"
-        restart = f"; a restart is awaited for {duration(wait)}" if wait > 0 else ""
+        restart = f"; a restart is awaited for {_seconds(wait)}" if wait > 0 else ""
         return f"{view.end}{ago}, {done}{restart}", style
     if view.stop:
         return f"{done}, stopped after this {unit}: {view.stop}", "bold"
@@ -178,9 +178,9 @@ def _progress(view: View, wait: float) -> tuple[str, str]:
             return f"{done}, trained{ago}, but the script has not ended", "green"
         if view.step is None:
             return f"{done}, started{ago}", "bold yellow"
-        return f"{done}, no {unit} for {duration(age)}: ended, or stuck", "bold yellow"
+        return f"{done}, no {unit} for {_seconds(age)}: ended, or stuck", "bold yellow"
     left = view.remaining_seconds
-    return f"{done}, running" + (f", {duration(left)} left" if left else ""), "green"
+    return f"{done}, running" + (f", {_seconds(left)} left" if left else ""), "green"
 
 
 def _pace(view: View) -> str:
@@ -191,7 +191,7 @@ def _pace(view: View) -> str:
         parts.append(f"{view.steps_per_second:.3g} {unit}/s")
         parts.append(f"{view.samples_per_second:.4g} samples/s")
     if view.elapsed_seconds is not None:
-        parts.append(f"{duration(view.elapsed_seconds)} since the start")
+        parts.append(f"{_seconds(view.elapsed_seconds)} since the start")
     if view.restarts:
         parts.append(f"{view.restarts} restart{'s' * (view.restarts > 1)}")
     if view.unreadable:
@@ -235,6 +235,11 @@ def _gain(view: View) -> str:
         f"Estimated speed-up over even batches: {view.so_far.speedup:.2f}x so far, "
         f"{view.recent.speedup:.2f}x now (without communication)."
     )
+
+
+def _seconds(seconds: float) -> str:
+    """Returns a time in whole seconds."""
+    return duration(max(1, round(seconds)))
 
 
 def _duration(seconds: float | None) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 RISE: Final = 10.0
-"""Percentage points above the usual value from which on a factor is a cause."""
+"""Percentage points from which on a factor is a cause, above 1.2 times its usual value."""
 
 HIGH_MEMORY: Final = 90.0
 """Percentage of memory from which on it is a cause, whatever is usual."""
 
 _TEXTS: Final = {
-    "cpu_other_percent": "other processes take {:.0f} % of a core on its cores",
-    "cgroup_other_percent": "other processes take {:.0f} % of a core from its quota",
     "throttled_percent": "it is throttled for {:.0f} % of the time",
-    "steal_percent": "its host takes {:.0f} % of a core from the virtual machine",
-    "cpu_pressure_percent": "its tasks wait {:.0f} % of the time for a core",
     "memory_percent": "its memory is at {:.0f} %",
+    "steal_percent": "its host takes {:.0f} % of a core from the virtual machine",
+    "cgroup_other_percent": "other processes take {:.0f} % of a core from its quota",
+    "cpu_other_percent": "other processes take {:.0f} % of a core on its cores",
+    "cpu_pressure_percent": "its tasks wait {:.0f} % of the time for a core",
 }
 
 
@@ -34,6 +34,6 @@ def causes(values: Mapping[str, float], usual: Mapping[str, float]) -> Iterator[
         'it is throttled for 48 % of the time'
     """
     for name, text in _TEXTS.items():
-        least = HIGH_MEMORY if name == "memory_percent" else usual.get(name, 0.0) + RISE
+        least = HIGH_MEMORY if name == "memory_percent" else 1.2 * usual.get(name, 0.0) + RISE
         if values.get(name, 0.0) >= least:
             yield name, text.format(values[name])

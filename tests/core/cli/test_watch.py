@@ -239,7 +239,7 @@ def test_after_a_failure_a_restart_is_awaited(tmp_path):
     console = Console(file=shown, force_terminal=True, width=120, color_system=None)
     follow(LiveRun(path), console, 1.0, 60.0, sleep)
     assert len(pauses) == 4
-    assert "failed 0 ms ago, step 0; a restart is awaited for 1 min 0 s" in shown.getvalue()
+    assert "failed 1 s ago, step 0; a restart is awaited for 1 min 0 s" in shown.getvalue()
     assert "step 1, no step for " in shown.getvalue()
     assert "interrupted 1 min 1 s ago, step 2\n" in shown.getvalue().replace("\r", "")
 
