@@ -54,9 +54,10 @@ def _print(out: Console, diagnosis: Diagnosis) -> None:
                 if finding.status == status:
                     title = Text(f"\n{status} ", _STYLES[status])
                     out.print(title.append(f"{topic}: {finding.check}", "bold"))
-                    out.print(Padding(Text(finding.message), (0, 0, 0, 2)))
+                    out.print(Padding(Text(finding.message), (0, 0, 0, 2), expand=False))
                     if finding.remedy:
                         options.show(out, f"  Remedy: {finding.remedy}", "bold")
+    out.print()
     for topic, findings in diagnosis.items():
         table = Table(title=topic, title_justify="left", title_style="bold", box=SIMPLE_HEAD,
                       show_header=False)  # fmt: skip

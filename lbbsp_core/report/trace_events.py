@@ -23,8 +23,8 @@ from lbbsp_core.runtime.record.record import PushLine, Run, StepLine
 Event = dict[str, Any]
 """Trace event: the phase ``ph`` is X for a slice, C for counters, i for a moment, M for names."""
 
-_WORKERS, _COUNTERS = 0, 1
-"""Processes of the trace: Perfetto shows the tracks of each together."""
+_WORKERS, _COUNTERS = 1, 2
+"""Processes of the trace: Perfetto shows the tracks of each together. For it, 0 is the idle one."""
 
 _REASONS: Final = {None: "end of an attempt", "requested": "stopped", "preempted": "preempted"}
 
@@ -68,13 +68,13 @@ def trace_events(run: Run) -> Iterator[Event]:
 
 def _names(run: Run, workers: int) -> Iterator[Event]:
     header = run.header
-    yield _meta("process_name", _WORKERS, 0, name=f"workers of {header.framework}")
-    yield _meta("process_name", _COUNTERS, 0, name="batch sizes and drivers")
+    yield _meta("process_name", _WORKERS, 1, name=f"workers of {header.framework}")
+    yield _meta("process_name", _COUNTERS, 1, name="batch sizes and drivers")
     for rank in range(workers):
         known = [names[rank] for names in (header.hosts, header.devices) if rank < len(names)]
         text = f"worker {rank}" + (f" ({', '.join(known)})" if known else "")
-        yield _meta("thread_name", _WORKERS, rank, name=text)
-        yield _meta("thread_sort_index", _WORKERS, rank, sort_index=rank)
+        yield _meta("thread_name", _WORKERS, 1 + rank, name=text)
+        yield _meta("thread_sort_index", _WORKERS, 1 + rank, sort_index=rank)
 
 
 def _steps(run: Run, zero: float) -> Iterator[Event]:
@@ -124,7 +124,7 @@ def _pushes(pushes: Sequence[PushLine]) -> Iterator[Event]:
             yield _slice("waiting and communication", push.worker, before, begin, {})
         facts = {"iteration": push.iteration, "samples": push.samples, "lead": push.lead}
         yield _slice("compute", push.worker, begin, end, {**facts, "staleness": push.staleness})
-        yield {**_event("C", "staleness", _COUNTERS, 0, end),
+        yield {**_event("C", "staleness", _COUNTERS, 1, end),
                "args": {f"worker {push.worker}": push.staleness}}  # fmt: skip
         free[push.worker] = end
 
@@ -134,20 +134,21 @@ def _event(phase: str, name: str, process: int, thread: int, seconds: float) -> 
 
 
 def _slice(name: str, rank: int, begin: float, end: float, facts: Event) -> Event:
-    event = _event("X", name, _WORKERS, rank, begin)
-    return {**event, "dur": round(end * 1e6, 3) - event["ts"], "cat": "step", "args": facts}
+    event = _event("X", name, _WORKERS, 1 + rank, begin)
+    microseconds = round(round(end * 1e6, 3) - event["ts"], 3)  # it ends where the next one begins
+    return {**event, "dur": microseconds, "cat": "step", "args": facts}
 
 
 def _counters(name: str, seconds: float, values: Sequence[float | None]) -> Event:
     """Returns the values of all workers; those of None are left out."""
     known = {f"worker {rank}": each for rank, each in enumerate(values) if each is not None}
-    return {**_event("C", name, _COUNTERS, 0, seconds), "args": known}
+    return {**_event("C", name, _COUNTERS, 1, seconds), "args": known}
 
 
 def _moment(name: str, seconds: float, facts: Mapping[str, object]) -> Event:
     """Returns a moment that all tracks show."""
     known = {key: value for key, value in facts.items() if value is not None}
-    return {**_event("i", name, _WORKERS, 0, max(0.0, seconds)), "s": "g", "args": known}
+    return {**_event("i", name, _WORKERS, 1, max(0.0, seconds)), "s": "g", "args": known}
 
 
 def _meta(name: str, process: int, thread: int, /, **values: object) -> Event:

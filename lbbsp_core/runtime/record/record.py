@@ -371,8 +371,10 @@ def parse_line(values: object, where: str, workers: int | None = None) -> Line:
         raise ValueError(
             f"{where} must be an object with the key step, push or event, got {shortened(values)}"
         )
-    if "step" not in values:
-        return from_json(PushLine if "push" in values else EventLine, values, where)
+    if "event" in values:
+        return from_json(EventLine, values, where)
+    if "push" in values:
+        return from_json(PushLine, values, where)
     line = from_json(StepLine, values, where)
     names = ("sizes", "busy_seconds", "predicted_seconds", *["work"] * bool(line.work))
     numbers: dict[str, Sequence[float | None]] = {

@@ -27,7 +27,7 @@ def checked(path):
     named, ends = set(), defaultdict(float)
     for event in trace["traceEvents"]:
         track = event["pid"], event["tid"]
-        assert all(type(each) is int for each in track)
+        assert all(type(each) is int and each > 0 for each in track), "0 is the idle process"
         assert isinstance(event["name"], str)
         assert isinstance(event["args"], dict)
         if event["ph"] == "M":
@@ -39,7 +39,7 @@ def checked(path):
             continue
         assert isinstance(event["ts"], NUMBER)
         assert 0 <= event["ts"] < math.inf
-        assert ("process_name", event["pid"], 0) in named
+        assert ("process_name", event["pid"], 1) in named
         common = {"ph", "name", "pid", "tid", "ts", "args"}
         if event["ph"] == "X":
             assert event.keys() == common | {"dur", "cat"}
@@ -69,7 +69,7 @@ def slices(events, rank):
     return [
         (each["name"], pytest.approx(each["ts"] / 1e3), pytest.approx(each["dur"] / 1e3))
         for each in events
-        if each["ph"] == "X" and each["tid"] == rank
+        if each["ph"] == "X" and each["tid"] == 1 + rank
     ]
 
 
