@@ -166,13 +166,15 @@ def _progress(view: View, wait: float) -> tuple[str, str]:
     planned, age = view.planned_steps, view.age_seconds
     if view.step is not None and planned:
         done = f"{view.step + 1} of {planned} steps ({(view.step + 1) / planned:.0%})"
+    if view.stop:
+        done += f", stopped after this {unit}: {view.stop}"
     ago = "" if age is None else f" {_seconds(age)} ago"
     if view.end is not None:
         style = "bold green" if view.end == FINISHED else "bold red"
         restart = f"; a restart is awaited for {_seconds(wait)}" if wait > 0 else ""
         return f"{view.end}{ago}, {done}{restart}", style
     if view.stop:
-        return f"{done}, stopped after this {unit}: {view.stop}", "bold"
+        return done, "bold"
     if age is not None and age >= _LATE_SECONDS:
         if view.remaining_seconds == 0:
             return f"{done}, trained{ago}, but the script has not ended", "green"

@@ -175,6 +175,8 @@ def test_a_run_that_has_stopped_is_told_from_one_without_steps(tmp_path):
     assert "ended, or stuck" in watch(path, "--once").output
     write(path, replace(line(1), stop="preempted"))
     assert "stopped after this step: preempted" in watch(path, "--once").output
+    write(path, replace(line(1), stop="preempted"), end("interrupted"))
+    assert " ago, step 1, stopped after this step: preempted\n" in watch(path, "--once").output
     write(path, line(1), line(2))
     assert "stopped" not in watch(path, "--once").output
 
