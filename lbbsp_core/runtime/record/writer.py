@@ -13,6 +13,7 @@ from lbbsp_core.runtime.record.events import FAILED, FINISHED, INTERRUPTED, Even
 from lbbsp_core.runtime.record.json_lines import to_json
 from lbbsp_core.runtime.record.record import Line, RunHeader
 from lbbsp_core.runtime.reliability.exit import LEFT, before_end, exit_status
+from lbbsp_core.runtime.reliability.marks import job_has_failed
 
 logger = logging.getLogger("lbbsp.record")
 
@@ -53,7 +54,7 @@ class RunRecord:
 
     def end(self, status: int) -> None:
         """Records how the run ends, by the exit status of this process; the last call counts."""
-        end = _ENDS.get(status, FAILED)
+        end = FAILED if job_has_failed() else _ENDS.get(status, FAILED)
         if end != self._end:
             self._end = end
             self.write(EventLine(event=end, time=time.time()))
