@@ -27,6 +27,7 @@ _NAMES: Final = {
     "runtime.options.options": "SessionOptions",
     "runtime.exchange.collectives": "Collectives SingleWorker",
     "runtime.exchange.protocol": "DisagreementError StepMessage",
+    "runtime.record.events": "EventLine",
     "runtime.record.record": "PushLine Run RunHeader StepLine read_run",
     "runtime.record.writer": "RunRecord",
 }

@@ -34,6 +34,7 @@ from lbbsp_core.runtime.exchange.protocol import StepMessage as StepMessage
 from lbbsp_core.runtime.loop.balancer import Balancer as Balancer
 from lbbsp_core.runtime.loop.session import WorkerSession as WorkerSession
 from lbbsp_core.runtime.options.options import SessionOptions as SessionOptions
+from lbbsp_core.runtime.record.events import EventLine as EventLine
 from lbbsp_core.runtime.record.record import PushLine as PushLine
 from lbbsp_core.runtime.record.record import Run as Run
 from lbbsp_core.runtime.record.record import RunHeader as RunHeader

@@ -7,6 +7,7 @@ from functools import partial
 
 import keras
 
+from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.record.figures import RunningFigures
 from lbbsp_tf import compat
@@ -92,6 +93,7 @@ class BalancedFit(keras.callbacks.Callback):
         resumes = bool(self._checkpoints) and self._checkpoints.resumes
         if self.active:
             self._training.begin_first_epoch(epoch, resumes=resumes)
+            self._session.extensions[Recording].plan(epochs=self.params["epochs"] - epoch)
             self._replace_train_function()
         elif not resumes:
             self._session.begin_epoch(epoch)

@@ -50,6 +50,7 @@ COMMANDS: Final = {
     "profile": "Measure seconds per step by batch size.",
     "watch": "Show a running job: how busy each worker is, and who waits for whom.",
     "report": "Show what a run gained, where time was lost, and what to change.",
+    "trace": "Write the timeline of a run for Perfetto or Chrome.",
     "doctor": "Check this machine and the cluster, and name what will not work.",
 }
 """Commands, each the function of its name in its module, with the first lines of their help."""

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from lbbsp_core.cli import options
-from lbbsp_core.doctor import CHOICES, Diagnosis, count, diagnose, figures
+from lbbsp_core.doctor import CHOICES, Diagnosis, Finding, count, diagnose, figures
+from lbbsp_core.doctor.finding import Status
 from lbbsp_core.validate import require_known
 
-_STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
+_PATCH: Final = "patch: "
+"""Start of the names of checks that are shown as one while they find nothing."""
+
+_STYLES: Final[dict[Status, str]] = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 @options.one_line_errors
@@ -39,19 +45,42 @@ def doctor(
 
 
 def _print(out: Console, diagnosis: Diagnosis) -> None:
+    """Prints what was found first, and then what is right.
+
+    A remedy is on one line, whatever the width, so that its commands can be pasted.
+    """
+    problems, notes = count(diagnosis, "problem"), count(diagnosis, "note")
+    out.print(Text(f"problems: {problems}, notes: {notes}", _STYLES[_worst(problems, notes)]))
+    for status in ("problem", "note"):
+        for topic, findings in diagnosis.items():
+            for finding in findings:
+                if finding.status == status:
+                    title = Text(f"\n{status} ", _STYLES[status])
+                    out.print(title.append(f"{topic}: {finding.check}", "bold"))
+                    out.print(Padding(Text(finding.message), (0, 0, 0, 2), expand=False))
+                    if finding.remedy:
+                        options.show(out, f"  Remedy: {finding.remedy}", "bold")
+    out.print()
     for topic, findings in diagnosis.items():
         table = Table(title=topic, title_justify="left", title_style="bold", box=SIMPLE_HEAD,
                       show_header=False)  # fmt: skip
         table.add_column("status", no_wrap=True)
         table.add_column("check", ratio=1, overflow="fold")
         table.add_column("message", ratio=3, overflow="fold")
-        for finding in findings:
-            message = Text(finding.message)
-            if finding.remedy:
-                message.append(f"\nRemedy: {finding.remedy}", "bold")
-            status = Text(finding.status, _STYLES[finding.status])
-            table.add_row(status, Text(finding.check), message)
-        out.print(table)
-    problems, notes = count(diagnosis, "problem"), count(diagnosis, "note")
-    style = _STYLES["problem" if problems else "ok"]
-    out.print(Text(f"problems: {problems}, notes: {notes}", style))
+        for check, message in _right(findings):
+            table.add_row(Text("ok", _STYLES["ok"]), Text(check), Text(message))
+        if table.row_count:
+            out.print(table)
+
+
+def _worst(problems: int, notes: int) -> Status:
+    return "problem" if problems else "note" if notes else "ok"
+
+
+def _right(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    """Yields checks that found nothing, and what they say; all patches as one."""
+    right = [each for each in findings if each.status == "ok"]
+    patches = [each for each in right if each.check.startswith(_PATCH)]
+    yield from ((each.check, each.message) for each in right if each not in patches)
+    if patches:
+        yield "patches", f"{len(patches)} in place where this version needs them, see --json"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -17,15 +18,22 @@ from rich.text import Text
 from lbbsp_core.cli import options
 from lbbsp_core.report.live import LiveRun, View, WorkerView
 from lbbsp_core.report.page import duration
+from lbbsp_core.runtime.record.events import FAILED, FINISHED, INTERRUPTED
 from lbbsp_core.validate import require_nonnegative
 
 _LATE_SECONDS: Final = 10.0
 """Time without a step after which the view says so in colour."""
 
+_STATUS: Final = {FAILED: 1, INTERRUPTED: 3}
+"""Exit statuses of ends; 2 is that of errors."""
+
+_CAUSES: Final = 3
+"""Workers of which a view says why they are slow."""
+
 _BALANCED: Final = 0.02
 """Share of waiting up to which workers count as balanced."""
 
-_OTHER_LINES: Final = 10
+_OTHER_LINES: Final = 14
 """Lines of a view beside those of workers, with room for sentences that are wrapped."""
 
 
@@ -39,6 +47,11 @@ def watch(
     ),
     json_file: options.JsonFile = None,
     interval: float = typer.Option(1.0, metavar="SECONDS", help="Time between two views."),
+    wait: float = typer.Option(
+        60.0,
+        metavar="SECONDS",
+        help="Time to wait for a restart after the run has failed or was interrupted.",
+    ),
     timeout: float | None = typer.Option(
         None,
         metavar="SECONDS",
@@ -49,11 +62,13 @@ def watch(
     """Show a running job: how busy each worker is, and who waits for whom.
 
     It reads the record that the run writes (record=, or lbbsp launch --run-dir), from any machine
-    that can read the file. Forecast is the predicted over the measured time. It ends at Ctrl-C.
+    that can read the file. Forecast is the predicted over the measured time. It ends with the run:
+    the exit status is 1 if the run has failed, 3 if it was interrupted, else 0, also at Ctrl-C.
     """
     out, err = options.consoles(json_file, [run_dir, run_dir / "run.jsonl"])
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"interval must be from 0.1 to 3600 seconds, got {interval:g}")
+    require_nonnegative("wait", wait)
     if timeout is not None:
         require_nonnegative("timeout", timeout)
     once = once or json_file == options.STDOUT or not out.is_terminal
@@ -64,36 +79,48 @@ def watch(
         if once:
             out.print(render(run.view()))
         else:
-            follow(run, out, interval)
+            follow(run, out, interval, wait)
     except KeyboardInterrupt:
         pass
     if run.header is not None:
-        options.write_figures(json_file, run.view().to_json())
+        view = run.view()
+        options.write_figures(json_file, view.to_json())
+        raise typer.Exit(_STATUS.get(view.end or "", 0))
 
 
 def follow(
-    run: LiveRun, console: Console, interval: float, sleep: Callable[[float], None] = time.sleep
+    run: LiveRun,
+    console: Console,
+    interval: float,
+    wait: float,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Shows a run that has started until KeyboardInterrupt, which it raises."""
+    """Shows a run that has started until it ends, and if not well, until `wait` seconds later."""
     with Live(console=console, auto_refresh=False) as live:
         while True:
             if run.read():  # not while a record is being replaced
-                rows = max(console.height - _OTHER_LINES, 1)
-                live.update(render(run.view(), rows), refresh=True)
+                view, rows = run.view(), max(console.height - _OTHER_LINES, 1)
+                left = 0.0 if view.end == FINISHED else wait - (view.age_seconds or 0.0)
+                is_over = view.end is not None and left <= 0
+                live.update(render(view, rows, 0.0 if is_over else left), refresh=True)
+                if is_over:
+                    return
             sleep(interval)
 
 
-def render(view: View, rows: int | None = None) -> Group:
-    """Returns a view for the terminal, with at most `rows` workers: the slowest ones."""
+def render(view: View, rows: int | None = None, wait: float = 0.0) -> Group:
+    """Returns a view for the terminal, with at most `rows` workers: the slowest ones.
+
+    After an end, it says that a restart is awaited for `wait` seconds.
+    """
     workers, rest = view.workers, ""
     if rows is not None and len(workers) > rows:
         by_time = sorted(workers, key=lambda worker: worker.busy_seconds or 0.0, reverse=True)
         workers = tuple(by_time[:rows])
         rest = f"and {len(by_time) - rows} more workers, none of which is slower"
-    state = Text(_state(view))
-    if view.age_seconds is not None:
-        state.append("   ").append(*_progress(view, view.age_seconds))
-    sentences = [Text(each) for each in (_who_waits(view), _gain(view)) if each]
+    state = Text(f"{view.framework}: ", "bold").append(*_progress(view, wait))
+    said = (_pace(view), _who_waits(view), *_causes(view), _gain(view))
+    sentences = [Text(each) for each in said if each]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("#", "host", "device"):
         table.add_column(name, overflow="fold", min_width=len(name))
@@ -136,15 +163,41 @@ def _cells(worker: WorkerView) -> tuple[str, ...]:
     )
 
 
-def _state(view: View) -> str:
+def _progress(view: View, wait: float) -> tuple[str, str]:
+    """Returns how far the run is and whether it makes progress, and the style to say so."""
+    unit = "push" if view.is_asynchronous else "step"
+    done = f"no {unit} yet" if view.step is None else f"{unit} {view.step}"
+    planned, age = view.planned_steps, view.age_seconds
+    if view.step is not None and planned:
+        done = f"{view.step + 1} of {planned} steps ({(view.step + 1) / planned:.0%})"
+    if view.stop:
+        done += f", stopped after this {unit}: {view.stop}"
+    ago = "" if age is None else f" {_seconds(age)} ago"
+    if view.end is not None:
+        style = "bold green" if view.end == FINISHED else "bold red"
+        restart = f"; a restart is awaited for {_seconds(wait)}" if wait > 0 else ""
+        return f"{view.end}{ago}, {done}{restart}", style
+    if view.stop:
+        return done, "bold"
+    if age is not None and age >= _LATE_SECONDS:
+        if view.remaining_seconds == 0:
+            return f"{done}, trained{ago}, but the script has not ended", "green"
+        if view.step is None:
+            return f"{done}, started{ago}", "bold yellow"
+        return f"{done}, no {unit} for {_seconds(age)}: ended, or stuck", "bold yellow"
+    left = view.remaining_seconds
+    return f"{done}, running" + (f", {_seconds(left)} left" if left else ""), "green"
+
+
+def _pace(view: View) -> str:
     """Returns the line about the run as a whole."""
-    unit, units = ("push", "pushes") if view.is_asynchronous else ("step", "steps")
-    parts = [view.framework, f"no {unit} yet" if view.step is None else f"{unit} {view.step}"]
+    unit = "pushes" if view.is_asynchronous else "steps"
+    parts = []
     if view.steps_per_second is not None and view.samples_per_second is not None:
-        parts.append(f"{view.steps_per_second:.3g} {units}/s")
+        parts.append(f"{view.steps_per_second:.3g} {unit}/s")
         parts.append(f"{view.samples_per_second:.4g} samples/s")
     if view.elapsed_seconds is not None:
-        parts.append(f"{duration(view.elapsed_seconds)} since the start")
+        parts.append(f"{_seconds(view.elapsed_seconds)} since the start")
     if view.restarts:
         parts.append(f"{view.restarts} restart{'s' * (view.restarts > 1)}")
     if view.unreadable:
@@ -152,14 +205,17 @@ def _state(view: View) -> str:
     return ", ".join(parts)
 
 
-def _progress(view: View, age_seconds: float) -> tuple[str, str]:
-    """Returns whether the run makes progress, and the style in which to say so."""
-    unit = "push" if view.is_asynchronous else "step"
-    if view.stop:
-        return f"stopped after this {unit}: {view.stop}", "bold"
-    if age_seconds >= _LATE_SECONDS:
-        return f"no {unit} for {duration(age_seconds)}: ended, or stuck", "bold yellow"
-    return "running", "green"
+def _causes(view: View) -> Iterator[str]:
+    """Yields sentences about why workers are slow, of the slowest ones with a known cause."""
+    slow = [(worker.speed, worker) for worker in view.workers if worker.causes and worker.speed]
+    slow.sort(key=itemgetter(0))
+    for speed, worker in slow[:_CAUSES]:
+        clauses = " and ".join(worker.causes)
+        yield f"W{_name(worker)[1:]} has {speed:.0%} of the speed of the fastest one: {clauses}."
+
+
+def _name(worker: WorkerView) -> str:
+    return f"worker {worker.rank}" + (f" ({worker.host})" if worker.host else "")
 
 
 def _who_waits(view: View) -> str:
@@ -174,9 +230,7 @@ def _who_waits(view: View) -> str:
     share = f"{view.recent.waiting:.0%} of all workers' time, up to {longest:.0%} of one worker's."
     if view.slowest is None:
         return f"Workers wait for each other in turn: {share}"
-    slowest = view.workers[view.slowest]
-    name = f"worker {slowest.rank}" + (f" ({slowest.host})" if slowest.host else "")
-    return f"The others wait for {name}: {share}"
+    return f"The others wait for {_name(view.workers[view.slowest])}: {share}"
 
 
 def _gain(view: View) -> str:
@@ -187,6 +241,11 @@ def _gain(view: View) -> str:
         f"Estimated speed-up over even batches: {view.so_far.speedup:.2f}x so far, "
         f"{view.recent.speedup:.2f}x now (without communication)."
     )
+
+
+def _seconds(seconds: float) -> str:
+    """Returns a time in whole seconds."""
+    return duration(max(1, round(seconds)))
 
 
 def _duration(seconds: float | None) -> str:

@@ -29,7 +29,12 @@ from lbbsp_core.launch.throttle import Throttle
 from lbbsp_core.processes import _reaper, child
 from lbbsp_core.processes.child import Reaper, signal_group, signal_name, spawn_python
 from lbbsp_core.runtime.reliability.exit import LEFT
-from lbbsp_core.runtime.reliability.marks import Marks, folder_variable, read_marks
+from lbbsp_core.runtime.reliability.marks import (
+    Marks,
+    folder_variable,
+    note_failed,
+    read_marks,
+)
 
 CONSEQUENCE_SECONDS: Final = 0.2  # within which workers fail because of the first failure
 CLEANUP_SECONDS: Final = 0.5  # for the helpers of workers that ended normally
@@ -183,6 +188,8 @@ class Supervisor:
         If the job succeeded, processes that the workers have started get a moment to end.
         """
         self._release()
+        for worker in self._workers if self._first_failed else ():
+            note_failed(self._folder / str(worker.index))
         if not (succeeded and self._wait_until_gone(CLEANUP_SECONDS)):
             self._signal_all(signal.SIGTERM)
             if not self._wait_until_gone(TERM_SECONDS):

@@ -12,10 +12,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lbbsp_core.report.causes import causes
 from lbbsp_core.runtime.record import record
+from lbbsp_core.runtime.record.events import ENDS, PLANNED, EventLine
 from lbbsp_core.runtime.record.figures import RECENT, Figures, StepTimes, figures_of, total
 from lbbsp_core.runtime.record.record import PushLine, RunHeader, StepLine, counted
 from lbbsp_core.validate import one_line, parse_json
+
+_SLOW = 0.9
+"""Speed, in terms of that of the fastest worker, below which causes are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,9 @@ class WorkerView:
     prediction: float | None = None  # predicted over measured busy time; None without predictions
     # pushes of this worker so far, where workers need not be in the same step
     pushes: int | None = None
+    # samples per second (or work) in terms of those of the fastest worker; None if unknown
+    speed: float | None = None
+    causes: tuple[str, ...] = ()  # why it is slower than the fastest one, as far as drivers show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +61,16 @@ class View:
     # waiting and speed-up, see `runtime.record.figures`; None before the first step
     recent: Figures | None
     so_far: Figures | None  # the same over all regular steps
-    age_seconds: float | None  # time since the last step, or else since the start; None if unknown
-    elapsed_seconds: float | None  # time from the last start to the last step; None if unknown
+    # time since the end, or else the last step, or else the start; None if unknown
+    age_seconds: float | None
+    # time from the last start to the end, or to the last step; None if unknown
+    elapsed_seconds: float | None
     restarts: int  # number of times that the run was started again
     unreadable: int  # number of lines that could not be read
     stop: str | None = None  # why all workers stopped after the last step; None if they did not
+    planned_steps: int | None = None  # step number at which the training ends; None if unknown
+    remaining_seconds: float | None = None  # time until then; None if unknown
+    end: str | None = None  # how the run ended, one of `ENDS`; None if it did not, or was killed
 
     @property
     def is_asynchronous(self) -> bool:
@@ -116,6 +129,7 @@ class LiveRun:
         steps, recent = counted(self._steps), figures_of(self._steps)
         slowest = fmean(max(line.busy_seconds) for line in steps) if steps else 0.0
         workers = [self._worker(header, rank, steps, slowest) for rank in range(header.workers)]
+        workers = _with_causes(workers, steps)
         waits = [worker.waiting_seconds or 0.0 for worker in workers]
         steps_per_second, samples_per_second = self._rates(steps)
         return View(
@@ -134,6 +148,9 @@ class LiveRun:
             restarts=self._starts - 1,
             unreadable=self.unreadable,
             stop=self._stop and one_line(self._stop),
+            planned_steps=self._planned,
+            remaining_seconds=self._remaining_seconds(),
+            end=self._end,
         )
 
     def _forget(self) -> None:
@@ -149,24 +166,47 @@ class LiveRun:
         self._step: int | None = None
         self._last_time: float | None = None
         self._stop: str | None = None
+        self._first: StepLine | None = None
+        self._planned: int | None = None
+        self._end: str | None = None
 
     def _add(self, values: object, where: str) -> None:
-        """Adds a step or push."""
+        """Adds a step, push or event."""
         if self.header is None:
             raise ValueError(f"{where} must begin with a header")
         line = record.parse_line(values, where, self.header.workers)
-        if isinstance(line, StepLine):
+        if isinstance(line, EventLine):
+            self._planned = line.steps if line.event == PLANNED else self._planned
+            if line.event in ENDS:
+                self._end, self._last_time = line.event, line.time
+        elif isinstance(line, StepLine):
             sums = total((self._sums, StepTimes.of(line)))
             if not all(map(math.isfinite, sums)):
                 raise ValueError(f"{where}: times must have a finite sum, got {sums}")
             if line.is_regular:
                 self._sums = sums
+            self._first = self._first or line
             self._steps.append(line)
             self._step, self._last_time, self._stop = line.step, line.time, line.stop
         else:
             self._pushes[line.worker].append(line)
             started, self._step = self.header.started, line.push
             self._last_time = None if started is None else started + line.seconds
+
+    def _remaining_seconds(self) -> float | None:
+        """Returns the time left, at the pace since the first step, with all that is between steps.
+
+        The end of the first step is the start: it has the compilation.
+        """
+        first, last, planned = self._first, self.last_step, self._planned
+        if first is None or last is None or planned is None or self._end is not None:
+            return None
+        if planned <= last.step + 1:
+            return 0.0
+        if first.time is None or last.time is None or last.step <= first.step:
+            return None
+        pace = max(0.0, last.time - first.time) / (last.step - first.step)
+        return pace * (planned - last.step - 1)
 
     def _rates(self, steps: Sequence[StepLine]) -> tuple[float | None, float | None]:
         """Returns steps and samples per second."""
@@ -202,6 +242,39 @@ class LiveRun:
             waiting=(slowest - busy) / slowest if slowest > 0 else 0.0,
             prediction=_prediction(steps, rank),
         )
+
+
+def _with_causes(workers: list[WorkerView], steps: Sequence[StepLine]) -> list[WorkerView]:
+    """Adds speeds, and why workers are slow: what the fastest one does not suffer from."""
+    busy = [sum(line.busy_seconds[worker.rank] for line in steps) for worker in workers]
+    if not steps or min(busy) <= 0:
+        return workers
+    speeds = [sum(line.amounts[w.rank] for line in steps) / busy[w.rank] for w in workers]
+    fastest = max(speeds)
+    if not fastest > 0:
+        return workers
+    drivers = [_drivers(steps, worker.rank) for worker in workers]
+    usual = drivers[speeds.index(fastest)]
+    return [
+        replace(
+            worker,
+            speed=(speed := speeds[worker.rank] / fastest),
+            causes=tuple(text for _, text in causes(drivers[worker.rank], usual))
+            if speed < _SLOW
+            else (),
+        )
+        for worker in workers
+    ]
+
+
+def _drivers(steps: Sequence[StepLine], rank: int) -> dict[str, float]:
+    """Returns means of a worker's driving factors."""
+    known: defaultdict[str, list[float]] = defaultdict(list)
+    for line in steps:
+        for name, values in line.drivers.items():
+            if (value := values[rank]) is not None:
+                known[name].append(value)
+    return {name: fmean(values) for name, values in known.items()}
 
 
 def _prediction(steps: Sequence[StepLine], rank: int) -> float | None:

@@ -115,14 +115,17 @@ def duration(seconds: float) -> str:
     """Returns a time in a unit that suits it.
 
     Example:
-        >>> duration(0.0123), duration(42), duration(600)
-        ('12.3 ms', '42 s', '10 min')
+        >>> duration(0.0123), duration(42), duration(75), duration(7500)
+        ('12.3 ms', '42 s', '1 min 15 s', '2 h 5 min')
     """
     if seconds < 1:
         return f"{1e3 * seconds:.3g} ms"
-    if seconds < 120:
+    if seconds < 60:
         return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def moment(seconds: float) -> str:

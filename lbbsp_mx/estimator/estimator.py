@@ -14,6 +14,7 @@ from mxnet.metric import CompositeEvalMetric, EvalMetric
 
 from lbbsp_core.runtime.checkpoint.schedule import Every, require_every
 from lbbsp_core.runtime.exchange.collectives import sums
+from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx import compat
 from lbbsp_mx.reliability.agreement import ends_epoch
@@ -83,6 +84,8 @@ class LoadBalancingHandler(
             _leave_out_what_is_done(estimator)
         checkpoints.schedule.open()
         self.ends.begin(estimator.trainer._session)
+        recording = estimator.trainer._session.extensions[Recording]
+        recording.plan(epochs=estimator.max_epoch, steps=estimator.max_batch)
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Writes the last checkpoint and metrics; SIGTERM then ends the process at once."""

@@ -17,6 +17,7 @@ from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.handshake import compare_facts
+from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.options.naming import limits_by_rank
@@ -199,7 +200,7 @@ class Unplanned:
     def __init__(self, collectives: Collectives) -> None:
         self.collectives = collectives
         self._stopping = Stopping(cast(Any, self))
-        self.extensions = {Stopping: self._stopping}
+        self.extensions = {Stopping: self._stopping, Recording: Recording(cast(Any, self))}
         self.request_stop = self._stopping.request
 
     def __getattr__(self, name: str) -> Any:

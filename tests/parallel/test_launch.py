@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 import psutil
 import pytest
 
+from lbbsp_core import read_run
 from lbbsp_core.launch import launch, throttle
 from lbbsp_core.launch.cpu_shares import schedule
 from lbbsp_core.launch.throttle import CpuQuotas, DutyCycle, available_cores
@@ -366,6 +367,33 @@ subprocess.Popen(command, start_new_session=rank == 1)
 print('hello', rank)
 time.sleep(60)
 """
+
+
+RECORDS = """
+from lbbsp_core.runtime.record.record import run_header
+from lbbsp_core.runtime.record.writer import open_record
+path = os.path.join(os.environ['LBBSP_RUN_DIR'], 'run.jsonl')
+if rank == 0:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    record = open_record(path, run_header('none', workers=2, global_batch_size=2, versions={}))
+    while True: time.sleep(0.1)
+while not os.path.exists(path): time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "options", "event"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", {}, "failed"),
+        ("sys.exit(3)", {}, "failed"),
+        ("time.sleep(60)", {"timeout": 8}, "interrupted"),
+    ],
+)
+def test_the_record_says_whether_a_job_has_failed_or_was_ended(
+    script, tmp_path, end, options, event
+):
+    assert launch([script(RECORDS + end)], workers=2, run_dir=tmp_path / "run", **options) != 0
+    assert [each.event for each in read_run(tmp_path / "run").events] == [event]
 
 
 @pytest.mark.parametrize(

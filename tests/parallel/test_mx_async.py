@@ -111,6 +111,7 @@ def test_batches_follow_speeds_while_workers_run_ahead(tmp_path, policy):
     header, pushes = read_run(tmp_path).header, read_run(tmp_path).pushes
     assert header.hosts == (one_line(gethostname()),) * 3
     assert {device.partition(",")[0] for device in header.devices} == {"cpu"}
+    assert [each.event for each in read_run(tmp_path).events] == ["finished"]
     late = pushes[len(pushes) // 2 :]
     typical = [median(p.samples for p in late if p.worker == rank) for rank in range(3)]
     assert typical[2] < 0.6 * min(typical[:2])

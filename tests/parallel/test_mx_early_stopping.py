@@ -48,6 +48,10 @@ def test_a_validation_by_one_worker_hangs_nobody(seen):
     assert seen[0]["validated_by_one"][1] == 2 * STEPS
 
 
+def test_the_record_has_the_steps_that_an_estimator_plans(seen):
+    assert seen[0]["planned"] == [["planned", 2 * STEPS]]
+
+
 def test_a_handler_that_ends_one_worker_ends_all(seen):
     assert [each["ended_by_one"] for each in seen] == [3 * STEPS] * 2
 

@@ -12,9 +12,10 @@ from lbbsp_core import read_run
 @pytest.mark.parametrize(
     ("mode", "culprit"), [("kill", "SIGKILL"), ("raise", "RuntimeError: the data base is gone")]
 )
-def test_when_one_worker_fails_all_are_gone_soon(mode, culprit, capsys):
-    job = run("training", mode, workers=3)
+def test_when_one_worker_fails_all_are_gone_soon(mode, culprit, capsys, tmp_path):
+    job = run("training", mode, workers=3, run_dir=tmp_path)
     ended = time.time()
+    assert [each.event for each in read_run(tmp_path).events] == ["planned", "failed"]
     assert job.status != 0
     failed = next(line for line in job.lines[1] if line.startswith("FAILING"))
     assert ended - float(failed.split()[1]) < BOUND_SECONDS
@@ -72,3 +73,5 @@ def test_the_header_tells_what_ran(runs):
     assert (header.workers, header.global_batch_size, header.lag) == (3, 48, 1)
     assert header.policy.startswith("LoadBalanced")
     assert "Even" in runs["even"].header.policy
+    events = [(each.event, each.steps) for each in runs["balanced"].events]
+    assert events == [("planned", 4 * 480 // 48), ("finished", None)]

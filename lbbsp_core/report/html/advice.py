@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from lbbsp_core.report.causes import causes
 from lbbsp_core.report.html.figures import BALANCED, RunReport
 from lbbsp_core.report.html.plain import Drop, lasting_drop, speeds_of
 from lbbsp_core.report.html.table import Floats, worker_names
@@ -41,14 +42,6 @@ _BINDING: Final = 0.85
 
 _LISTED: Final = 6
 """Workers that advice names."""
-
-_PERCENT_CAUSES: Final = {
-    "cpu_other_percent": "other processes take {after:.0f} % of a core on its cores",
-    "cgroup_other_percent": "other processes take {after:.0f} % of a core from its quota",
-    "throttled_percent": "it is throttled for {after:.0f} % of the time",
-    "steal_percent": "its host takes {after:.0f} % of a core from the virtual machine",
-    "cpu_pressure_percent": "its tasks wait {after:.0f} % of the time for a core",
-}
 
 
 @dataclass(frozen=True)
@@ -270,12 +263,13 @@ RULES: Final[tuple[Callable[[RunReport], Iterator[Advice]], ...]] = (
 
 def _causes(report: RunReport, rank: int, start: int) -> Iterator[str]:
     """Yields which driving factors of a worker have risen since a measured step."""
-    for name, values in report.measured.drivers.items():
-        before, after = _medians(values[:start, rank]), _medians(values[start:, rank])
-        if name == "memory_percent" and after >= 90:
-            yield f"its memory is at {after:.0f} %"
-        elif name in _PERCENT_CAUSES and after >= before + 10:
-            yield _PERCENT_CAUSES[name].format(after=after) + f" (before: {before:.0f} %)"
+    drivers = {name: values[:, rank] for name, values in report.measured.drivers.items()}
+    before, after = (
+        {name: float(_medians(values[part])) for name, values in drivers.items()}
+        for part in (slice(start), slice(start, None))
+    )
+    for name, text in causes(after, before):
+        yield f"{text} (before: {before[name]:.0f} %)"
 
 
 def _medians(values: Floats) -> Floats:

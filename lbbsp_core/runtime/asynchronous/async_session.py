@@ -263,6 +263,7 @@ class AsyncSession:
         self._drain()
         self._identities = []
         if self._record is not None:
+            self._record.end(0)
             self._record.close()
             self._record = None
 

@@ -140,8 +140,10 @@ class Schedule:
             self.step = step
             self._plans = dict.fromkeys(range(step, step + self.lag), latest)
 
-    def epoch_end_step(self) -> int:
-        """Returns the first global step after the running epoch of the order.
+    def epoch_end_step(self, step: int | None = None, epochs: int = 1) -> int:
+        """Returns the first global step after the epoch of a step, or after that many epochs.
+
+        Defaults to the running step.
 
         Raises:
             LookupError: There is no order.
@@ -149,8 +151,8 @@ class Schedule:
         if self._order is None:
             raise LookupError("there are no epochs without an order: call use_order() first")
         per_epoch = self._order.steps_per_epoch
-        done = (self.step - self._order_start) // per_epoch
-        return self._order_start + (done + 1) * per_epoch
+        done = self.step_of_order(self.step if step is None else step) // per_epoch
+        return self._order_start + (done + epochs) * per_epoch
 
     def sizes(self, step: int) -> Sizes:
         """Returns the samples of each worker in global step `step`, by rank.

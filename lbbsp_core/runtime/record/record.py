@@ -1,8 +1,8 @@
-"""Run record ``run.jsonl``: a header line, then one JSON line per step or per push.
+"""Run record ``run.jsonl``: a header line, then one JSON line per step, push or event.
 
-Rank 0 writes it. Keys are the field names of `RunHeader`, `StepLine` and `PushLine`; a field that
-is empty by default is left out while it is empty. Times are in seconds and always finite. A run
-that starts again appends another header line and the lines that follow.
+Rank 0 writes it. Keys are the field names of `RunHeader`, `StepLine`, `PushLine` and `EventLine`; a
+field that is empty by default is left out while it is empty. Times are in seconds and always
+finite. A run that starts again appends another header line and the lines that follow.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from lbbsp_core._version import __version__
+from lbbsp_core.runtime.record.events import EventLine
 from lbbsp_core.runtime.record.json_lines import from_json
 from lbbsp_core.validate import parse_json, shortened
 
@@ -189,6 +190,10 @@ PUSH_INTEGERS: Final = len(_UNITS)
 """Length of `PushLine.to_integers`."""
 
 
+Line: TypeAlias = StepLine | PushLine | EventLine
+"""Line after the header."""
+
+
 class Stop(NamedTuple):
     """End of an attempt at a run.
 
@@ -214,6 +219,7 @@ class Run:
             ended before their first step have none.
         stops: Ends of the attempts that had a step: of each that another start followed, and of
             the last one if all workers stopped together.
+        events: What was planned since the last start, and how the run ended, as far as known.
     """
 
     header: RunHeader
@@ -222,6 +228,7 @@ class Run:
     starts: int = 1
     restarts: tuple[int, ...] = ()
     stops: tuple[Stop, ...] = ()
+    events: tuple[EventLine, ...] = ()
 
     def with_same_workers(self) -> list[StepLine]:
         """Returns the steps since the number of workers last changed, in an elastic restart."""
@@ -284,17 +291,18 @@ def read_run(path: str | Path) -> Run:
             for number, own in enumerate(by_attempt, start=1)
             if own and (own[-1].stop or number < len(attempts))
         ),
+        events=tuple(line for line in attempts[-1][1] if isinstance(line, EventLine)),
     )
 
 
-def _attempts(path: Path) -> list[tuple[RunHeader, list[StepLine | PushLine]]]:
+def _attempts(path: Path) -> list[tuple[RunHeader, list[Line]]]:
     """Returns the header and the lines of each start."""
     texts = path.read_bytes().split(b"\n")
     if not texts[-1]:
         texts.pop()
     if not texts:
         raise ValueError(f"{path} is empty: the run has not started, or was not recorded")
-    attempts: list[tuple[RunHeader, list[StepLine | PushLine]]] = []
+    attempts: list[tuple[RunHeader, list[Line]]] = []
     unfinished: ValueError | None = None
     for number, text in enumerate(texts, start=1):
         where = f"{path} line {number}"
@@ -354,16 +362,18 @@ def parse_header(values: object, where: str) -> RunHeader:
     return header
 
 
-def parse_line(values: object, where: str, workers: int | None = None) -> StepLine | PushLine:
+def parse_line(values: object, where: str, workers: int | None = None) -> Line:
     """Converts a line that is not a header, read as JSON.
 
     A step must have a value for each of `workers`, if their number is given.
     """
-    if not isinstance(values, dict) or not {"step", "push"} & values.keys():
+    if not isinstance(values, dict) or not {"step", "push", "event"} & values.keys():
         raise ValueError(
-            f"{where} must be an object with the key step or push, got {shortened(values)}"
+            f"{where} must be an object with the key step, push or event, got {shortened(values)}"
         )
-    if "step" not in values:
+    if "event" in values:
+        return from_json(EventLine, values, where)
+    if "push" in values:
         return from_json(PushLine, values, where)
     line = from_json(StepLine, values, where)
     names = ("sizes", "busy_seconds", "predicted_seconds", *["work"] * bool(line.work))

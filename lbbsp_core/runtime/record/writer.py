@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import time
 from pathlib import Path
 
+from lbbsp_core.runtime.record.events import FAILED, FINISHED, INTERRUPTED, EventLine
 from lbbsp_core.runtime.record.json_lines import to_json
-from lbbsp_core.runtime.record.record import PushLine, RunHeader, StepLine
+from lbbsp_core.runtime.record.record import Line, RunHeader
+from lbbsp_core.runtime.reliability.exit import LEFT, before_end, exit_status
+from lbbsp_core.runtime.reliability.marks import job_has_failed
 
 logger = logging.getLogger("lbbsp.record")
+
+_ENDS = {0: FINISHED, 128 + signal.SIGINT: INTERRUPTED, LEFT: INTERRUPTED}
 
 
 class RunRecord:
@@ -26,6 +33,7 @@ class RunRecord:
 
     def __init__(self, path: str | Path, header: RunHeader) -> None:
         self.path = Path(path)
+        self._end: str | None = None
         self._descriptor: int | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,13 +44,20 @@ class RunRecord:
             self._give_up(error)
         self.write(header)
 
-    def write(self, line: RunHeader | StepLine | PushLine) -> None:
-        """Appends one step or push.
+    def write(self, line: RunHeader | Line) -> None:
+        """Appends a step, push or event.
 
         Raises:
             ValueError: A number is not finite.
         """
         self._append((json.dumps(to_json(line), allow_nan=False) + "\n").encode())
+
+    def end(self, status: int) -> None:
+        """Records how the run ends, by the exit status of this process; the last call counts."""
+        end = FAILED if job_has_failed() else _ENDS.get(status, FAILED)
+        if end != self._end:
+            self._end = end
+            self.write(EventLine(event=end, time=time.time()))
 
     def close(self) -> None:
         """Closes the file."""
@@ -80,6 +95,11 @@ class RunRecord:
 
 
 def open_record(path: str | Path, header: RunHeader) -> RunRecord:
-    """Opens the record at `path`: a ``.jsonl`` file, or the folder that will hold ``run.jsonl``."""
+    """Opens the record at `path`: a ``.jsonl`` file, or the folder that will hold ``run.jsonl``.
+
+    The run ends with this process, unless the record is closed before.
+    """
     path = Path(path)
-    return RunRecord(path if path.suffix == ".jsonl" else path / "run.jsonl", header)
+    record = RunRecord(path if path.suffix == ".jsonl" else path / "run.jsonl", header)
+    before_end(lambda: record.end(exit_status()))
+    return record

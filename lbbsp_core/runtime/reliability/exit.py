@@ -49,10 +49,7 @@ def on_exit(leave: Callable[[], None]) -> None:
     _note_exits()
 
     def at_exit() -> None:
-        # The interpreter notes an uncaught exception before it calls the hook; where a user types
-        # commands, it may be one of a command before.
-        uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)
-        status = _requested[0] or _status_of(uncaught)
+        status = exit_status()
         # The end of the script must not overtake a thread that ends the process for a reason.
         if status or _ending:
             _fail(status)
@@ -62,6 +59,14 @@ def on_exit(leave: Callable[[], None]) -> None:
             _fail(1, traceback.print_exc)
 
     atexit.register(_unless_forked(at_exit))
+
+
+def exit_status() -> int:
+    """Returns the status with which this process ends, to a function of `before_end`."""
+    # The interpreter notes an uncaught exception before it calls the hook; where a user types
+    # commands, it may be one of a command before.
+    uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)
+    return _ending[0] if _ending else _requested[0] or _status_of(uncaught)
 
 
 class _Exit(SystemExit):
@@ -108,6 +113,7 @@ def on_failure(tell: Callable[[], None]) -> None:
 
 def before_end(clean: Callable[[], None]) -> None:
     """Calls `clean` at the end of this process, also by `end_now`."""
+    _note_exits()
     ending = _unless_forked(clean)
     atexit.register(ending)
     _endings.append(ending)

@@ -84,6 +84,18 @@ def note_preempted() -> None:
     _leave("preempted")
 
 
+def note_failed(folder: Path) -> None:
+    """Notes, in the folder of a worker, that it is ended because the job has failed."""
+    with suppress(OSError):
+        (folder / "failed").touch()
+
+
+def job_has_failed() -> bool:
+    """Returns whether the launcher ends this worker because another one has failed."""
+    folder = _folder()
+    return folder is not None and (folder / "failed").exists()
+
+
 def waiting_mark() -> Path | None:
     """Returns the path of the mark of a worker that waits for one that has not started, or None."""
     folder = _folder()

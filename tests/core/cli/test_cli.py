@@ -530,7 +530,7 @@ def places(tmp_path, monkeypatch, step_script):
 def test_a_wrong_value_is_one_line_and_status_2(places, monkeypatch, arguments):
     monkeypatch.setattr(comparison, "find_spec", lambda name: 1)
     done = run(*arguments.split())
-    assert (done.exit_code, type(done.exception)) == (2, SystemExit), done.output
+    assert (done.exit_code, isinstance(done.exception, SystemExit)) == (2, True), done.output
     [line] = [line for line in done.stderr.splitlines() if line.strip()]
     assert line.startswith(f"lbbsp {arguments.split()[0]}: ")
     assert len(line) < 500

@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from lbbsp_core.cli.app import application
 from lbbsp_core.cli.watch import follow, render
 from lbbsp_core.report.live import LiveRun
+from lbbsp_core.runtime.record.events import EventLine
 from lbbsp_core.runtime.record.record import PushLine, StepLine, run_header
 from lbbsp_core.runtime.record.writer import RunRecord
 
@@ -97,7 +99,7 @@ def test_views_follow_each_other_until_the_user_ends_them(tmp_path):
 
     console = Console(file=shown, force_terminal=True, width=120)
     with pytest.raises(KeyboardInterrupt):
-        follow(run, console, 1.0, sleep)
+        follow(run, console, 1.0, 60.0, sleep)
     text = shown.getvalue()
     assert all(f"step {step}" in text for step in (0, 10, 20))
     assert "2 restarts" in text
@@ -122,9 +124,15 @@ def test_the_view_has_an_ascii_form(tmp_path):
     result = watch(tmp_path, "--once", charset="ascii")
     assert result.exit_code == 0, result.output
     assert result.output.isascii()
-    for text in (" 75%", "none, step 0, 2 steps/s, ", "w\\xfcrfel"):
+    for text in (" 75%", "none: step 0, no step for ", "w\\xfcrfel"):
         assert text in result.output
     assert "würfel" in watch(tmp_path, "--once").output
+
+
+def text_of(view, **options):
+    console = Console(file=(stream := io.StringIO()), width=140)
+    console.print(render(view, **options))
+    return stream.getvalue()
 
 
 def shown(path, width, *, encoding="utf-8", rows=None):
@@ -167,8 +175,96 @@ def test_a_run_that_has_stopped_is_told_from_one_without_steps(tmp_path):
     assert "ended, or stuck" in watch(path, "--once").output
     write(path, replace(line(1), stop="preempted"))
     assert "stopped after this step: preempted" in watch(path, "--once").output
+    write(path, replace(line(1), stop="preempted"), end("interrupted"))
+    assert " ago, step 1, stopped after this step: preempted\n" in watch(path, "--once").output
     write(path, line(1), line(2))
     assert "stopped" not in watch(path, "--once").output
+
+
+def planned(steps):
+    return EventLine(event="planned", steps=steps, time=1e9)
+
+
+def end(event, time=1e9):
+    return EventLine(event=event, time=time)
+
+
+def test_a_view_says_how_far_the_run_is_and_what_is_left(tmp_path):
+    write(tmp_path / "run.jsonl", planned(200), *(line(step) for step in range(50)))
+    run = LiveRun(tmp_path)
+    assert run.read()
+    view = run.view(1e9 + 50)
+    assert (view.planned_steps, view.remaining_seconds, view.end) == (200, 150, None)
+    assert "none: 50 of 200 steps (25%), running, 2 min 30 s left\n" in text_of(view)
+    assert "200 of 200 steps" not in text_of(view)
+
+
+def test_a_training_that_is_over_is_told_from_a_script_that_has_ended(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, planned(2), line(0), line(1))
+    once = watch(path, "--once")
+    assert "none: 2 of 2 steps (100%), trained " in once.output
+    assert "but the script has not ended" in once.output
+    assert once.exit_code == 0
+
+
+@pytest.mark.parametrize(("event", "status"), [("finished", 0), ("failed", 1), ("interrupted", 3)])
+def test_the_exit_status_says_how_the_run_ended(tmp_path, event, status):
+    path = tmp_path / "run.jsonl"
+    write(path, planned(8), line(0), line(1), end(event))
+    for options in (["--once"], ["--json", tmp_path / "view.json"]):
+        result = watch(path, *options)
+        assert result.exit_code == status
+        assert f"none: {event} " in result.output
+        assert " ago, 2 of 8 steps (25%)" in result.output
+    assert json.loads((tmp_path / "view.json").read_text())["end"] == event
+    write(path, line(2))
+    assert watch(path, "--once").exit_code == 0, "it was started again"
+
+
+def test_views_end_with_a_run_that_has_finished(tmp_path):
+    write(tmp_path / "run.jsonl", line(0), end("finished", time.time()))
+    follow(LiveRun(tmp_path), Console(file=io.StringIO()), 1.0, 60.0, pytest.fail)
+
+
+def test_after_a_failure_a_restart_is_awaited(tmp_path):
+    path, shown, pauses = tmp_path / "run.jsonl", io.StringIO(), []
+    write(path, line(0), end("failed", time.time() + 9))  # by another clock
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            write(path, line(1))
+        if len(pauses) == 4:
+            write(path, line(2), end("interrupted", time.time() - 61))
+
+    console = Console(file=shown, force_terminal=True, width=120, color_system=None)
+    follow(LiveRun(path), console, 1.0, 60.0, sleep)
+    assert len(pauses) == 4
+    assert "failed 1 s ago, step 0; a restart is awaited for 1 min 0 s" in shown.getvalue()
+    assert "step 1, no step for " in shown.getvalue()
+    assert "interrupted 1 min 1 s ago, step 2\n" in shown.getvalue().replace("\r", "")
+
+
+def test_the_cause_of_a_slow_worker_is_named(tmp_path):
+    def drivers(**values):
+        return {f"{name}_percent": given for name, given in values.items()}
+
+    path = tmp_path / "run.jsonl"
+    shared = drivers(throttled=(0.0, 48.2), memory=(95.0, 95.0), cpu_other=(150.0, 155.0))
+    write(path, replace(line(0), drivers=shared), hosts=("a", "b"))
+    once = watch(path, "--once")
+    assert (
+        "Worker 1 (b) has 25% of the speed of the fastest one: it is throttled for 48 % of the "
+        "time and its memory is at 95 %."
+    ) in once.output
+    assert "Worker 0" not in once.output
+    assert "other processes" not in once.output, "which the fastest one has, too"
+    other = drivers(cpu_other=(None, 60.0))
+    write(path, replace(line(0, (0.2, 0.4)), drivers=other), replace(line(1), drivers=other))
+    assert "other processes take 60 % of a core on its cores" in watch(path, "--once").output
+    write(path, replace(line(0, (0.4, 0.4)), drivers=shared))
+    assert "of the speed" not in watch(path, "--once").output, "as fast as the other one"
 
 
 def test_workers_that_are_slowest_in_turn_are_not_named(tmp_path):
@@ -182,14 +278,14 @@ def test_workers_that_are_slowest_in_turn_are_not_named(tmp_path):
 def test_pushes_are_no_steps_and_nobody_waits(tmp_path):
     path = tmp_path / "run.jsonl"
     write(path, sync="SSP(3)")
-    assert "none, no push yet" in watch(tmp_path, "--once").output
+    assert "none: no push yet, started " in watch(tmp_path, "--once").output
     pushes = [PushLine(push=k, worker=0, iteration=k, samples=8, busy_seconds=0.25, lead=0,
                        seconds=0.5 * k, staleness=1) for k in range(6)]  # fmt: skip
     write(path, *pushes, sync="SSP(3)")
     shown = watch(tmp_path, "--once").output
-    assert "none, push 5, 2 pushes/s, 16 samples/s" in shown
-    assert "no push for" in shown
+    assert "none: push 5, no push for " in shown
+    assert "2 pushes/s, 16 samples/s" in shown
     assert "step" not in shown
     assert "waiting yet" not in shown
-    columns = [row.split() for row in shown.splitlines() if row.strip()[:1].isdigit()]
+    columns = [row.split() for row in shown.splitlines() if row[:2] in (" 0", " 1")]
     assert [(row[0], row[-1]) for row in columns] == [("0", "6"), ("1", "0")]

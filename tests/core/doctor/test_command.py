@@ -1,5 +1,6 @@
 """The command as a process, in a good set-up and in broken ones."""
 
+import io
 import json
 import os
 import socket
@@ -13,9 +14,12 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from rich.console import Console
 from typer.testing import CliRunner
 
 from lbbsp_core.cli.app import application
+from lbbsp_core.cli.doctor import _print
+from lbbsp_core.doctor.finding import note, ok, problem
 from lbbsp_core.launch.cluster import free_ports
 
 pytestmark = pytest.mark.slow
@@ -73,6 +77,7 @@ def test_a_good_set_up_has_no_problem(good):
     assert found["problem"] == []
     assert status == 0, output
     assert f"problems: 0, notes: {len(found['note'])}" in output
+    assert "patch: " not in output
 
 
 def test_each_patch_of_keras_is_needed_and_in_place(good):
@@ -134,11 +139,30 @@ def test_a_broken_set_up_has_its_reason_and_its_remedy(tmp_path, name):
     assert status == 1, output
     [finding] = [each for each in found["problem"] if message in each["message"]]
     assert remedy in finding["remedy"]
-    shown = " ".join(output.split())
-    assert "Remedy: " in shown
-    assert f"problems: {len(found['problem'])}" in shown
-    if "Keras 2" in name:
-        assert "unset TF_USE_LEGACY_KERAS" in shown
+    assert output.startswith(f"problems: {len(found['problem'])}")
+    assert f"  Remedy: {finding['remedy']}" in output.splitlines()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("width", [30, 60, 120])
+def test_findings_are_first_and_a_remedy_can_be_pasted_at_any_width(width, terminal):
+    remedy = "export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776 [x] " + "y" * 200
+    diagnosis = {
+        "TensorFlow": [ok("import", "all"), *(ok(f"patch: {k}", "in place") for k in range(17))],
+        "MXNet": [ok("patch: a", "in place"), problem("patch: b", "gone", "see `nvidia-smi`")],
+        "machine": [note("allocator", "clears " * 20, remedy), note("driver", "is old")],
+    }
+    out = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
+    _print(out, diagnosis)
+    lines = out.file.getvalue().splitlines()
+    assert lines[0] == "problems: 1, notes: 2"
+    assert f"  Remedy: {remedy}" in lines
+    titles = ["problem MXNet: patch: b", "note machine: allocator", "note machine: driver"]
+    assert [each for each in lines if each in titles] == titles
+    text = " ".join(out.file.getvalue().split())
+    assert text.index("driver") < text.index("TensorFlow")
+    assert (text.count("patches"), "17 in" in text, "1 in" in text) == (2, True, True)
+    assert all(len(each) <= width for each in lines if remedy not in each)
 
 
 def test_wrong_usage_has_status_2(tmp_path):

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from lbbsp_core import Even, RunRecord, read_run
 from lbbsp_core.report.summary import summarise
+from lbbsp_core.runtime.record.events import EventLine
 from lbbsp_core.runtime.record.record import (
     PREEMPTED,
     PUSH_INTEGERS,
@@ -183,6 +186,54 @@ def test_stops_are_the_ends_of_attempts(tmp_path: Path) -> None:
     assert read_run(path).stops == ((4, None), (4, PREEMPTED), (7, REQUESTED))
     assert [line.stop for line in read_run(path).steps] == [None] * 4 + [PREEMPTED, REQUESTED]
     assert '"stop"' not in path.read_text().splitlines()[1], "left out where nothing stopped"
+
+
+ENDS = {
+    "pass": ["finished"],
+    "record.close()": [],
+    "sys.exit(3)": ["failed"],
+    "1 / 0": ["failed"],
+    "raise KeyboardInterrupt": ["interrupted"],
+    "end_now(1)": ["failed"],
+    "end_now(143)": ["interrupted"],
+    "os._exit(0)": [],
+    "os.fork()": ["finished"],
+    "on_exit(lambda: 1 / 0)": ["failed"],  # in a process that waits there for its peers
+}
+
+
+@pytest.mark.slow
+def test_the_end_of_the_process_is_that_of_the_run(tmp_path: Path) -> None:
+    script = (
+        "import os, sys\nfrom lbbsp_core.runtime.reliability.exit import *\n"
+        "from lbbsp_core.runtime.record.record import run_header\n"
+        "from lbbsp_core.runtime.record.writer import open_record\n"
+        "fail_fast()\n"
+        "header = run_header('none', workers=1, global_batch_size=1, versions={})\n"
+        "record = open_record(sys.argv[1], header)\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script + end, str(tmp_path / str(number))])
+        for number, end in enumerate(ENDS)
+    ]
+    for process in processes:
+        process.wait(60)
+    runs = [read_run(tmp_path / str(number)) for number in range(len(ENDS))]
+    assert [[each.event for each in run.events] for run in runs] == list(ENDS.values())
+    assert all(each.time >= (run.header.started or 0) for run in runs for each in run.events)
+
+
+def test_events_are_those_since_the_last_start(tmp_path: Path) -> None:
+    for step in (0, 1):
+        record = RunRecord(tmp_path / "run.jsonl", HEADER)
+        record.write(EventLine(event="planned", steps=2, time=1e9 + step))
+        record.write(replace(STEP, step=step))
+        record.end(1 - step)
+        record.close()
+    run = read_run(tmp_path)
+    assert [line.step for line in run.steps] == [0, 1]
+    assert run.restarts == (1,)
+    assert [(each.event, each.steps) for each in run.events] == [("planned", 2), ("finished", None)]
 
 
 def test_repeated_pushes_count_once(tmp_path: Path) -> None:
@@ -366,7 +417,7 @@ def test_a_record_of_schema_1(tmp_path: Path) -> None:
         (2, {"sizes": [8, 4.0]}, r"line 2: sizes must be of type tuple\[int, ...\]"),
         (2, {"busy_seconds": [0.1, "0"]}, "line 2: busy_seconds must be of type tuple"),
         (2, {"short": 1}, "line 2: short must be of type bool, got 1"),
-        (2, {"step": None}, "line 2 must be an object with the key step or push, got"),
+        (2, {"step": None}, "line 2 must be an object with the key step, push or event, got"),
         (2, {"sizes": [8]}, "line 2: sizes must have a value for each worker, got 1 values"),
         (
             2,

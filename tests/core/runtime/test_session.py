@@ -21,6 +21,7 @@ from lbbsp_core import (
 )
 from lbbsp_core.measure import BusyTimer
 from lbbsp_core.runtime.exchange.digest import Digest, check_samples
+from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.extensions.settings import SettingsComparison
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.extensions.weights import WeightComparison
@@ -324,6 +325,23 @@ def test_the_record_has_a_header_and_a_line_a_step_from_rank_0(tmp_path):
     assert (found.header.framework, found.header.workers, found.header.seed) == ("threads", 2, 9)
     assert [(line.step, sum(line.sizes)) for line in found.steps] == [(0, X), (1, X)]
     assert not (tmp_path / "1").exists()
+
+
+def test_the_record_has_the_steps_that_each_training_plans(tmp_path):
+    def worker(session, collectives):
+        for first, epochs, steps, done in ((0, 2, None, 4), (1, 3, 5, 5), (0, None, 2, 1)):
+            session.use_order(session.make_order(2 * X))
+            session.extensions[Recording].plan(epochs=epochs, steps=steps)
+            session.start({})
+            session.begin_epoch(first)
+            for _ in range(done):
+                step(session, collectives)
+            session.close()
+
+    run(worker, options=lambda rank: SessionOptions(record=tmp_path))
+    planned = [(each.event, each.steps) for each in read_run(tmp_path).events]
+    # The second one begins at step 4, the third one at step 10: an epoch has 2 steps.
+    assert planned == [("planned", 4), ("planned", 9), ("planned", 12)]
 
 
 def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatch):

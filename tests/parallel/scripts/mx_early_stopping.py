@@ -1,6 +1,7 @@
 """Estimators that stop on workers' different metrics: ``mx_early_stopping.py [alone]``."""
 
 import sys
+from tempfile import TemporaryDirectory
 
 import lbbsp_mx
 
@@ -9,6 +10,8 @@ import numpy as np
 from mxnet import gluon
 from mxnet.gluon.contrib.estimator import BatchEnd, EarlyStoppingHandler, EpochEnd, Estimator
 from report import result
+
+from lbbsp_core import read_run
 
 X, SAMPLES, EPOCHS = 8, 32, 12
 LOSS = gluon.loss.L2Loss()
@@ -53,15 +56,16 @@ class Requests(BatchEnd):
             estimator.trainer.request_stop()
 
 
-def fit(part, *others, early=True, epochs=EPOCHS, validate=True):
+def fit(part, *others, early=True, epochs=EPOCHS, validate=True, record=None):
     """Trains; returns the values that handlers have read at the ends of epochs, and the steps."""
     mx.random.seed(0)
     np.random.seed(0)
     net = gluon.nn.Dense(1, in_units=3)
     net.initialize(mx.init.Xavier())
     trainer = lbbsp_mx.Trainer(
-        net.collect_params(), "sgd", {"learning_rate": 0.05}, global_batch_size=X, seed=3
-    )
+        net.collect_params(), "sgd", {"learning_rate": 0.05}, global_batch_size=X, seed=3,
+        record=record,
+    )  # fmt: skip
     sampler = trainer.batch_sampler(SAMPLES)
     loader = gluon.data.DataLoader(TRAINING, batch_sampler=sampler)
     held = gluon.data.ArrayDataset(FEATURES[part] * 2, LABELS[part])
@@ -82,7 +86,11 @@ def main():
         return
     rank = lbbsp_mx.KVStore().rank
     result("early", fit(PARTS[rank]))
-    result("validated_by_one", fit(slice(0, SAMPLES), early=False, epochs=2, validate=rank == 0))
+    with TemporaryDirectory() as record:
+        given = {"early": False, "epochs": 2, "validate": rank == 0, "record": record}
+        result("validated_by_one", fit(slice(0, SAMPLES), **given))
+        if rank == 0:
+            result("planned", [(each.event, each.steps) for each in read_run(record).events])
     ends = Ends(rank)
     result("ended_by_one", fit(PARTS[rank], ends, early=False)[1])
     result("requested", fit(PARTS[rank], Requests(rank), early=False)[1])
