@@ -153,7 +153,7 @@ def test_what_cannot_be_written_is_named(tmp_path):
         write_trace(Run(header(2, 16), []), tmp_path / "trace.json")
     for arguments, said in (
         ([tmp_path / "none"], "none"),
-        ([tmp_path, "--out", tmp_path], "--out must be a file, but"),
+        ([tmp_path / "none", "--out", tmp_path], "--out must be a file, but"),
     ):
         done = CliRunner().invoke(application(), ["trace", *map(str, arguments)])
         assert (done.exit_code, said in done.output) == (2, True)
