@@ -68,6 +68,20 @@ def parse_speeds_at(texts: Sequence[str]) -> list[tuple[float, list[float]]]:
     return changes
 
 
+def parse_ranks(text: str) -> list[int]:
+    """Parses a list of ranks such as ``0,2``.
+
+    Example:
+        >>> parse_ranks("0,2")
+        [0, 2]
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        form = f"must be a list of integers separated by commas, got {text!r}"
+        raise bad_value("--ranks", f"{form}: give the ranks of workers, such as 0,2") from None
+
+
 def bad_value(option: str, error: object) -> typer.BadParameter:
     """Returns the error of a wrong value of an option, which typer shows with the usage."""
     return typer.BadParameter(str(error), param_hint=option)
