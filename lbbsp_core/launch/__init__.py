@@ -19,7 +19,7 @@ from lbbsp_core.launch.cluster import job_spec, require_free_ports
 from lbbsp_core.launch.contention import Contention, Phase, check_contention, own_cores, places
 from lbbsp_core.launch.cpu_shares import schedule
 from lbbsp_core.launch.devices import assign_devices
-from lbbsp_core.launch.elsewhere import elsewhere
+from lbbsp_core.launch.elsewhere import by_ssh
 from lbbsp_core.launch.hosts import Hosts, find_hosts
 from lbbsp_core.launch.output import Output, notify, print_line
 from lbbsp_core.launch.restart import Attempt, RestartLimits, check_limits, run_attempts
@@ -153,7 +153,7 @@ def launch(
     if found is None:
         gpus = assign_devices(devices, workers, emulated=emulated, may_mix=may_mix)
     elif found.remote:
-        remote = elsewhere(found, devices, env, may_mix=may_mix)
+        remote = by_ssh(found, devices, env, may_mix=may_mix)
     check_command(command)
     if gpus is not None and gpus.note is not None:
         notify(gpus.note)

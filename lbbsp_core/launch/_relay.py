@@ -48,7 +48,7 @@ class Relay:
         assert self._ssh.stdout is not None
         self._to_agent = self._ssh.stdin
         self._input, self._output = self._to_agent.fileno(), self._ssh.stdout.fileno()
-        self._begun, self._beaten = False, 0.0
+        self._begun, self._beaten, self._silence = False, 0.0, START_SECONDS
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_end())
 
     def run(self) -> int:
@@ -57,10 +57,10 @@ class Relay:
         while True:
             self._beat()
             if not select.select([self._output], [], [], BEAT_SECONDS)[0]:
-                silence = SILENCE_SECONDS if self._begun else START_SECONDS
-                if time.monotonic() > heard + silence:
+                if time.monotonic() > heard + self._silence:
                     self._ssh.kill()
-                    return self._lost(f"{self._host} has given no sign of life for {silence:g} s")
+                    silent = f"has given no sign of life for {self._silence:g} s"
+                    return self._lost(f"{self._host} {silent}")
                 continue
             data = os.read(self._output, 1 << 16)
             if not data:
@@ -92,6 +92,8 @@ class Relay:
         kind, *values = json.loads(line)
         if kind == "line":
             print(values[0], flush=True)
+        elif kind == "beat":
+            self._silence = SILENCE_SECONDS
         elif kind == "marks":
             set_marks(values[0])
         elif kind == "refused":

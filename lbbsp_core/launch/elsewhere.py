@@ -67,7 +67,7 @@ class Elsewhere:
         return [_relay.__file__, json.dumps(description)]
 
 
-def elsewhere(
+def by_ssh(
     hosts: Hosts, devices: str | Sequence[str] | None, names: Sequence[str], *, may_mix: bool
 ) -> Elsewhere:
     """Checks how processes start on other hosts, before any is started."""

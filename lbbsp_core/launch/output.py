@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from lbbsp_core.processes import child
 
@@ -32,8 +32,7 @@ class Output:
 
         def take(index: int, line: str) -> None:
             if file is not None:
-                with suppress(OSError, ValueError):  # a full disk ends no training
-                    file.write(f"{line}\n")
+                _write(file, line)
             if shown:
                 self._show(index, line)
 
@@ -43,15 +42,20 @@ class Output:
         """Closes all files."""
         self._files.close()
 
-    def _open(self, name: str) -> TextIO | None:
+    def _open(self, name: str) -> BinaryIO | None:
         if self._folder is None:
             return None
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{name.replace(' ', '-')}.log"
-        file = path.open("a", encoding="utf-8", buffering=1)
+        file = self._files.enter_context(path.open("ab", buffering=0))
         now = time.strftime("%Y-%m-%d %H:%M:%S%z")
-        file.write(f"--- {now}: {name}, attempt {self._attempt + 1} ---\n")
-        return self._files.enter_context(file)
+        _write(file, f"--- {now}: {name}, attempt {self._attempt + 1} ---")
+        return file
+
+
+def _write(file: BinaryIO, line: str) -> None:
+    with suppress(OSError, ValueError):  # a full disk ends no training
+        file.write(f"{line}\n".encode(errors="backslashreplace"))
 
 
 def print_line(rank: int, line: str) -> None:
