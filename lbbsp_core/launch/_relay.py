@@ -17,12 +17,14 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import Any
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 10.0  # after which the other side counts as lost
+ERRORS_SECONDS = 2.0  # for what ssh says at its end
 START_SECONDS = 60.0  # for the connection, and the start of Python there
 SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlMaster=no"]
 HELLO = "lbbsp agent "  # and its version
@@ -43,19 +45,21 @@ class Relay:
             [*ignoring, *SSH, self._host, f"exec {self._python}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,  # ssh would make ours non-blocking, and with it our output
         )
         assert self._ssh.stdin is not None
         assert self._ssh.stdout is not None
+        self._errors = threading.Thread(target=self._print_errors, daemon=True)
+        self._errors.start()
         self._to_agent = self._ssh.stdin
         self._input, self._output = self._to_agent.fileno(), self._ssh.stdout.fileno()
-        self._begun, self._beaten, self._silence = False, 0.0, START_SECONDS
+        self._begun, self._silence = False, START_SECONDS
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_end())
 
     def run(self) -> int:
         """Relays until the process has ended; returns its status, or minus its signal."""
         rest, heard = b"", time.monotonic()
         while True:
-            self._beat()
             if not select.select([self._output], [], [], BEAT_SECONDS)[0]:
                 if time.monotonic() > heard + self._silence:
                     self._ssh.kill()
@@ -88,6 +92,7 @@ class Relay:
                 self._to_agent.write(json.dumps(message).encode() + b"\n")
                 self._to_agent.flush()
             os.set_blocking(self._input, False)
+            threading.Thread(target=self._beat, daemon=True).start()
             return None
         kind, *values = json.loads(line)
         if kind == "line":
@@ -104,8 +109,15 @@ class Relay:
             return int(values[0])
         return None
 
+    def _print_errors(self) -> None:
+        """Prints what ssh says, and the agent's traceback if it fails."""
+        assert self._ssh.stderr is not None
+        for line in self._ssh.stderr:
+            print(line.decode(errors="replace").rstrip("\n"), flush=True)
+
     def _disconnected(self, status: int) -> int:
         """Returns a status after the end of ssh, and notes why it has ended."""
+        self._errors.join(ERRORS_SECONDS)
         if self._begun:
             return self._lost(f"the connection to {self._host} was lost")
         if status == 255:  # of ssh itself
@@ -124,9 +136,10 @@ class Relay:
         return status
 
     def _beat(self) -> None:
-        if self._begun and time.monotonic() >= self._beaten + BEAT_SECONDS:
-            self._beaten = time.monotonic()
+        """Tells the agent that this side is there, also while nobody reads what it prints."""
+        while True:
             self._send(b"beat\n")
+            time.sleep(BEAT_SECONDS)
 
     def _ask_to_end(self) -> None:
         if not self._begun:

@@ -263,6 +263,15 @@ def test_a_connection_that_ends_ends_its_worker(driver, victim):
     assert "lbbsp launch: the connection to " in output.splitlines()[-1]
 
 
+@pytest.mark.campaign
+def test_output_that_nobody_reads_delays_a_job_and_ends_it_not(driver):
+    process = driver("print('hello')\nfor _ in range(5000): print('x' * 1000)\nprint('end')")
+    time.sleep(14)  # more than the silence after which a host counts as lost
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert output.count("] end\n") == 2
+
+
 # --- namespaces -----------------------------------------------------------------------------------
 
 HOSTS = ("10.231.78.1", "10.231.78.2", "10.231.78.3")
@@ -323,10 +332,14 @@ def start_job(names, *words):
 @pytest.mark.parametrize("fault", ["kill", pytest.param("unplug", marks=pytest.mark.campaign)])
 def test_a_host_that_fails_ends_the_job_on_all(cluster, tmp_path, fault):
     script = tmp_path / "train.py"
-    script.write_text("import time\nprint('hello', flush=True)\ntime.sleep(60)\n")
+    script.write_text(
+        "import time\nfor _ in range(500): print('x' * 1000)\nprint('hello')\ntime.sleep(60)\n"
+    )
     job = start_job(cluster, "--log-dir", tmp_path / "logs", script)
-    said = [job.stdout.readline() for _ in range(3)]
-    assert sorted(said) == [f"[{rank}] hello\n" for rank in range(3)]
+    time.sleep(1)  # the pipes are full now
+    said = [job.stdout.readline().strip("\nx") for _ in range(3 * 501)]
+    expected = [f"[{rank}] {word}" for rank in range(3) for word in [""] * 500 + ["hello"]]
+    assert sorted(said) == sorted(expected)
     if fault == "kill":
         workers = {pid for pid, words in processes_in(cluster[1]).items() if str(script) in words}
         (worker,) = workers
