@@ -92,7 +92,7 @@ def hosts():
 
 
 SHOW = (
-    "import os, sys\n"
+    "import os, sys\nassert 'LBBSP_MARKS' not in os.environ, 'others watch this worker, too'\n"
     "sys.stdout.write(f\"{os.environ['TF_CONFIG']} {sys.argv[1:]}\\n\")\n"
     "sys.exit(int(os.environ.get('LEFT', 0)))\n"
 )
