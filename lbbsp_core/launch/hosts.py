@@ -21,7 +21,7 @@ from lbbsp_core.validate import require_integer
 
 FIRST_PORT: Final = 20_000
 LAST_PORT: Final = 65_535
-_RESOLVE_SECONDS: Final = 120.0  # names of containers become known some time after their start
+_RESOLVE_SECONDS: Final = 120.0
 _SAY_SECONDS: Final = 5.0
 _HOST: Final = re.compile(r"([\w.-]+@)?[\w.:\[\]%][\w.:\[\]%-]*")  # never an option of ssh
 
@@ -95,7 +95,9 @@ def find_hosts(
     addresses = [_address(name, names, framework) for name in names]
     order = list(range(len(names)))
     if framework == "mxnet":
-        addresses = [_reachable(address, addresses) for address in addresses]
+        # Names of containers become known some time after these have started.
+        seconds = 0.0 if rank is None else _RESOLVE_SECONDS
+        addresses = [_reachable(address, addresses, seconds) for address in addresses]
         order.sort(key=addresses.__getitem__, reverse=True)
     found = Hosts(tuple(names), tuple(addresses), FIRST_PORT if port is None else port)
     return found.of(order)._replace(rank=None if rank is None else order.index(rank))
@@ -140,8 +142,8 @@ def is_loopback(number: str) -> bool:
     return address is not None and address.is_loopback
 
 
-def _reachable(host: str, hosts: Sequence[str]) -> str:
-    """Returns the IPv4 address of a host, for which it waits.
+def _reachable(host: str, hosts: Sequence[str], seconds: float) -> str:
+    """Returns the IPv4 address of a host, which becomes known within some seconds.
 
     MXNet's processes tell each other their addresses. On Debian and Ubuntu the name of a machine
     is 127.0.1.1 on this machine itself.
@@ -151,7 +153,7 @@ def _reachable(host: str, hosts: Sequence[str]) -> str:
         with suppress(OSError, UnicodeError):
             number = socket.gethostbyname(host)
         waited = time.monotonic() - started
-        if not number and waited > _RESOLVE_SECONDS:
+        if not number and waited > seconds:
             raise ValueError(f"the host {host!r} has no IPv4 address here: correct it")
         if not number and waited > _SAY_SECONDS and not said:
             said = True

@@ -18,7 +18,13 @@ from lbbsp_core.launch.output import Output
 def names(monkeypatch):
     """Numbers of names of hosts."""
     known = {"a": "10.0.0.10", "b": "10.0.0.9", "c": "10.0.0.2", "mine": "127.0.1.1"}
-    monkeypatch.setattr(hosts.socket, "gethostbyname", lambda name: known.get(name, name))
+
+    def resolve(name):
+        if name not in known:
+            raise OSError
+        return known[name]
+
+    monkeypatch.setattr(hosts.socket, "gethostbyname", resolve)
 
 
 def keras(given, **options):
@@ -82,6 +88,7 @@ def test_servers_go_to_the_hosts_in_turn(names):
     ("::1,fd00::2", {}, "reach each other, got '::1'"),
     ("fd00::1,b", {"framework": "mxnet"}, "or IPv4 addresses, because MXNet knows no others"),
     ("b,mine", {"framework": "mxnet"}, "'mine' is 127.0.1.1 on .*: list addresses"),
+    ("b,d", {"framework": "mxnet"}, "the host 'd' has no IPv4 address here: correct it"),
     ("a,b", {"workers": 3}, "workers must be the number of hosts = 2, got 3"),
     ("a,b", {"rank": 2}, "rank must be from 0 to 1, .* got 2"),
     ("a", {"port": 0}, "port must be an integer >= 1, got 0"),
