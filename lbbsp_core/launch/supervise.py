@@ -104,7 +104,7 @@ class Supervisor:
                 each = elsewhere.command(each, environment, worker, is_worker=is_worker)
             return self._start(index, name, each, environment, output, *place)
 
-        for index, helper in zip(beside, job.helpers, strict=False):
+        for helper, index in zip(job.helpers, beside, strict=False):
             if helper.beside in ranks:
                 self._helpers.append(start(index, *helper))
         for rank in ranks:
