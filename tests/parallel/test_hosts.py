@@ -304,6 +304,11 @@ def cluster(tmp_path, monkeypatch):
             )
             stack.callback(server.wait)
             stack.callback(server.terminate)
+        for name in names:
+            end = time.monotonic() + 20
+            while subprocess.run(["ip", "netns", "exec", names[0], ssh, name, "true"]).returncode:
+                assert time.monotonic() < end, f"sshd of {name} does not answer"
+                time.sleep(0.1)
         yield names
 
 
