@@ -105,7 +105,7 @@ def _slurm() -> Iterator[Finding]:
     if not env.in_slurm_step():
         return
     check = "SlurmClusterResolver"
-    remedy = "set TF_CONFIG, or do as examples/cluster/keras_slurm.py (docs/clusters.md)"
+    remedy = "start the script with `srun lbbsp launch` (docs/clusters.md), or set TF_CONFIG"
     try:  # its own count of the GPUs fails on nodes without
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=1 << 16, gpus_per_task=1, auto_set_gpu=False

@@ -2,7 +2,7 @@
 # Runs a worker on a spot instance: when the provider announces that it takes the machine away, the
 # worker gets SIGTERM. All workers then write a checkpoint after the same step and leave with 143.
 #
-#     spot.sh python3 worker.py --hosts ... --rank 1 train.py
+#     spot.sh lbbsp launch --hosts ... --rank 1 train.py
 #
 # SPOT_NOTICE: address that answers 200 once the end is announced, by default that of Amazon EC2.
 # Google Cloud: SPOT_NOTICE='http://metadata.google.internal/computeMetadata/v1/instance/preempted'

@@ -43,7 +43,7 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 COMMANDS: Final = {
-    "launch": "Run a script on N local workers.",
+    "launch": "Run a script on N workers, of this machine or of several hosts.",
     "demo": "Train with plain BSP and with LB-BSP, and compare.",
     "evaluate": "Score speed predictors on recorded traces or runs.",
     "simulate": "Compare policies, predictors and synchronisers in virtual time.",

@@ -1,4 +1,4 @@
-"""Command ``lbbsp launch``: runs a script as a job of local worker processes."""
+"""Command ``lbbsp launch``: runs a script as a job of worker processes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,30 @@ def launch(
         help="Script to run, or with -m a module, followed by its own arguments. Options of "
         "lbbsp launch come before it.",
     ),
-    workers: int = typer.Option(
-        ..., "-n", "--workers", metavar="WORKERS", help="Number of workers."
+    workers: int | None = typer.Option(
+        None, "-n", "--workers", metavar="WORKERS", help="Number of workers on this machine."
+    ),
+    hosts: str | None = typer.Option(
+        None,
+        metavar="A,B,C",
+        help="Run a worker on each of these hosts instead, by ssh, which must need no password; "
+        "all have this Python, this folder and the script at the same paths. Repeat a host for "
+        "several workers on it. Under Slurm, omit it: srun lbbsp launch SCRIPT.py.",
+    ),
+    rank: int | None = typer.Option(
+        None,
+        metavar="R",
+        help="Run only the worker of this place in --hosts, on this machine, as a scheduler does "
+        "that starts lbbsp launch on each host.",
+    ),
+    port: int | None = typer.Option(
+        None, metavar="PORT", help="First port of the processes of each host; 20000 by default."
+    ),
+    env: list[str] | None = typer.Option(
+        None,
+        metavar="NAME",
+        help="Pass this variable on to other hosts, too, beside those of Python, the frameworks "
+        "and lbbsp; repeatable.",
     ),
     module: bool = typer.Option(
         False, "-m", "--module", help="Run a module as python -m does: -m package.train [ARGS]..."
@@ -60,6 +82,14 @@ def launch(
         "you have set it.",
     ),
     run_dir: Path | None = typer.Option(None, metavar="DIR", help="Folder for the run record."),
+    log_dir: Path | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="Folder for the output: a file for each worker, server and scheduler.",
+    ),
+    ranks: str | None = typer.Option(
+        None, metavar="0,2", help="Print the output of these workers only; by default of all."
+    ),
     timeout: float | None = typer.Option(
         None, metavar="SECONDS", help="Stop the job after these seconds."
     ),
@@ -75,7 +105,7 @@ def launch(
         GRACE_SECONDS, metavar="SECONDS", help="Time to write a checkpoint and end after SIGTERM."
     ),
 ) -> None:
-    """Run a script on N local workers.
+    """Run a script on N workers, of this machine or of several hosts.
 
     With --speeds the workers run at unequal speeds, which CPU quotas emulate. With --contention a
     worker and its neighbours share a core, or the worker's CPU quota. The first worker
@@ -83,6 +113,7 @@ def launch(
     started again; a script with a checkpoint continues from it.
     """
     options.require_writable_folder("--run-dir", run_dir)
+    options.require_writable_folder("--log-dir", log_dir)
     for argument in command[1:]:
         if argument.partition("=")[0] in _OURS:
             text = (
@@ -93,7 +124,7 @@ def launch(
     if contention is not None:
         from lbbsp_core.cli.contention import parse_contention  # reads traces by the simulator
 
-        neighbours = parse_contention(contention, workers)
+        neighbours = parse_contention(contention, workers or 1)
     status = launch_job(
         ["-m", *command] if module else command,
         workers=workers,
@@ -108,5 +139,11 @@ def launch(
         max_restarts=max_restarts,
         elastic=elastic,
         grace=grace,
+        hosts=hosts,
+        rank=rank,
+        port=port,
+        env=env or (),
+        log_dir=log_dir,
+        ranks=None if ranks is None else options.parse_ranks(ranks),
     )
     raise typer.Exit(status)

@@ -69,6 +69,20 @@ def parse_speeds_at(texts: Sequence[str]) -> list[tuple[float, list[float]]]:
     return changes
 
 
+def parse_ranks(text: str) -> list[int]:
+    """Parses a list of ranks such as ``0,2``.
+
+    Example:
+        >>> parse_ranks("0,2")
+        [0, 2]
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        form = f"--ranks must be a list of integers separated by commas, got {text!r}"
+        raise ValueError(f"{form}: give the ranks of workers, such as 0,2") from None
+
+
 def search_current_directory() -> None:
     """Adds the current directory to the search path of modules, behind all others."""
     here = os.getcwd()

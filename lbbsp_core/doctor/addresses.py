@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import socket
 import threading
@@ -15,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 import psutil
 
 from lbbsp_core.doctor.finding import Finding, problem
+from lbbsp_core.launch.hosts import bind_error, is_loopback
 
 RESOLVE_SECONDS: Final = 10.0
 """Time for which answers of the name service are waited for."""
@@ -58,14 +58,6 @@ def resolve(hosts: Iterable[str], seconds: float = RESOLVE_SECONDS) -> Mapping[s
     return dict(found)
 
 
-def is_loopback(number: str) -> bool:
-    """Returns whether an IP number means the machine itself."""
-    try:
-        return ipaddress.ip_address(number.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
 def is_local(numbers: Numbers) -> bool:
     """Returns whether a host has numbers of the loopback only."""
     return not isinstance(numbers, str) and all(map(is_loopback, numbers))
@@ -74,22 +66,6 @@ def is_local(numbers: Numbers) -> bool:
 def is_own(number: str) -> bool:
     """Returns whether an IP number is one of this machine's."""
     return bind_error(number, 0) == 0
-
-
-def bind_error(number: str, port: int) -> int:
-    """Returns the number of the error with which a port cannot be bound; 0 if it can.
-
-    The socket never listens. "" stands for all interfaces, port 0 for any.
-    """
-    family = socket.AF_INET6 if ":" in number else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as bound:
-            # As a server does: a port on which connections have ended before is free.
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind((number, port))
-    except OSError as error:
-        return error.errno or errno.EINVAL
-    return 0
 
 
 def check_port(

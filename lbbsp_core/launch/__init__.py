@@ -1,25 +1,27 @@
-"""Launcher of local worker processes, optionally with emulated unequal speeds and restarts.
+"""Launcher of worker processes, here or on other hosts, with restarts and emulated speeds.
 
 command, speeds ──> environments, CPU shares ──> processes under CPU quotas ──> one exit status
-                         ^                                                            │
+   hosts                 ^                       or relays to other hosts             │
                          └───────────── restart: new cluster, all or survivors <──────┘
 """
 
 from __future__ import annotations
 
 import math
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from lbbsp_core.launch.cluster import job_spec
+from lbbsp_core.launch.cluster import job_spec, require_free_ports
 from lbbsp_core.launch.contention import Contention, Phase, check_contention, own_cores, places
 from lbbsp_core.launch.cpu_shares import schedule
 from lbbsp_core.launch.devices import assign_devices
+from lbbsp_core.launch.elsewhere import by_ssh
+from lbbsp_core.launch.hosts import Hosts, find_hosts
+from lbbsp_core.launch.output import Output, notify, print_line
 from lbbsp_core.launch.restart import Attempt, RestartLimits, check_limits, run_attempts
 from lbbsp_core.launch.script import check_command
 from lbbsp_core.launch.supervise import Outcome, Supervisor, signal_handlers
@@ -35,7 +37,7 @@ GRACE_SECONDS: Final = 30.0  # as schedulers give to jobs that they end (Kuberne
 def launch(
     command: Sequence[str],
     *,
-    workers: int,
+    workers: int | None = None,
     speeds: Sequence[float] | None = None,
     speeds_at: Sequence[tuple[float, Sequence[float]]] = (),
     run_dir: Path | None = None,
@@ -49,8 +51,14 @@ def launch(
     emulation: Emulation = "auto",
     contention: Contention | None = None,
     devices: str | Sequence[str] | None = None,
+    hosts: str | Sequence[str] | None = None,
+    rank: int | None = None,
+    port: int | None = None,
+    env: Sequence[str] = (),
+    log_dir: Path | None = None,
+    ranks: Collection[int] | None = None,
 ) -> int:
-    """Runs a script as a job of local worker processes and waits for its end.
+    """Runs a script as a job of worker processes, on this machine or others; waits for its end.
 
     The first worker that fails ends the job, or this attempt of it: then all processes are started
     again, as often as ``max_restarts`` permits. The environment variable LBBSP_RESTART tells the
@@ -66,7 +74,8 @@ def launch(
     Args:
         command: The script and its arguments, or "-m", a module and its arguments. This Python
             runs it in every worker.
-        workers: Number of workers, >= 1.
+        workers: Number of workers, >= 1; with `hosts` it may be omitted. Without both this process
+            must be a task of a Slurm step, and runs the worker of this task, as with `rank`.
         speeds: Relative speeds, one per worker, > 0. None emulates no speeds.
         speeds_at: Pairs of seconds since the start and the speeds from then on.
         run_dir: Folder of the run's files. It is created, and passed to the workers as
@@ -92,7 +101,20 @@ def launch(
             worker none, except with TensorFlow's collectives. "none" hides the GPUs from all
             workers; "all" leaves the variable alone. By default worker i gets GPU i modulo their
             number, or its part of the user's CUDA_VISIBLE_DEVICES; a worker keeps its GPU in
-            restarts. Processes beside the workers get no GPU.
+            restarts. Processes beside the workers get no GPU. On several hosts the workers of each
+            host divide all of its GPUs.
+        hosts: Names or addresses of the workers' hosts, as a list or with commas between them; one
+            that is repeated runs several workers. ssh must reach them without a password. Each has
+            this Python, this working directory and the script at the same paths.
+        rank: Place in `hosts` of the only worker to run, on this machine, where a scheduler starts
+            this function once on each host. Restarts are then up to the scheduler.
+        port: First port of the processes of each host; by default 20000, and under Slurm one by the
+            number of the job.
+        env: Names of variables of this process that processes on other hosts get, too, beside those
+            of Python, the frameworks, their libraries and lbbsp.
+        log_dir: Folder of the output: a file for each worker, server and scheduler, to which each
+            attempt adds. None writes none.
+        ranks: Ranks of the workers whose lines are printed; None for all. Files contain all lines.
 
     Returns:
         0 if all workers succeeded; the exit status of the first that failed, or 128 + the signal
@@ -104,9 +126,12 @@ def launch(
             started.
     """
     started = time.monotonic()
-    _check(command, workers, timeout, grace)
+    _check(command, timeout, grace)
+    found = find_hosts(hosts, workers, framework=framework, port=port, rank=rank)
+    workers = require_integer("workers", len(found.names) if found else workers or 0, 1)
     limits = RestartLimits(max_restarts, elastic)
     check_limits(limits, workers)
+    _check_ranks(ranks, workers)
     cores: Sequence[int] = ()
     if contention is not None:
         check_contention(contention)
@@ -121,35 +146,48 @@ def launch(
             f"such as {[1] * workers}"
         )
     emulated = plan is not None or contention is not None
+    if found is not None:
+        _check_hosts(found, limits, devices, emulated=emulated)
     may_mix = framework != "tensorflow"
-    gpus = assign_devices(devices, workers, emulated=emulated, may_mix=may_mix)
+    remote = gpus = None
+    if found is None:
+        gpus = assign_devices(devices, workers, emulated=emulated, may_mix=may_mix)
+    elif found.remote:
+        remote = by_ssh(found, devices, env, may_mix=may_mix)
     check_command(command)
     if gpus is not None and gpus.note is not None:
         notify(gpus.note)
     events: SimpleQueue[Event] = SimpleQueue()
 
     def run(attempt: Attempt) -> Outcome:
+        members = attempt.members
         job = job_spec(
             framework,
-            len(attempt.members),
+            len(members),
             emulated=emulated,
             run_dir=run_dir,
             servers=servers,
             restart=attempt.number,
             workers_at_first=workers,
-            devices=None if gpus is None else [gpus.environments[i] for i in attempt.members],
+            devices=None if gpus is None else [gpus.environments[i] for i in members],
+            hosts=found and found.of(members),
         )
+        if found is not None and found.rank is not None:
+            require_free_ports(job, found.rank)
         if run_dir is not None:
             run_dir.mkdir(parents=True, exist_ok=True)
-        shares = None if plan is None else plan.of(attempt.members)
+        shares = None if plan is None else plan.of(members)
         changes = () if shares is None else shares.stages[1:]
-        placed = places(contention, attempt.members, shares, cores)
+        placed = places(contention, members, shares, cores)
         outcome = None
-        with closing(Reaper()) as reaper:
+        with closing(Reaper()) as reaper, closing(
+            Output(output or print_line, ranks, log_dir, attempt.number)
+        ) as lines:  # fmt: skip
             throttle = create_throttle(shares, emulation, notify, contended=contention is not None)
-            supervisor = Supervisor(throttle, reaper, output or _print_line, events, started)
+            supervisor = Supervisor(throttle, reaper, lines, events, started)
             try:
-                supervisor.start(command, job, placed)
+                only = found and found.rank
+                supervisor.start(command, job, placed, only, remote and remote.of(members))
                 outcome = supervisor.watch(changes, timeout)
                 if outcome.leaving:
                     outcome = supervisor.let_leave(outcome, grace, notify)
@@ -163,13 +201,12 @@ def launch(
         return run_attempts(run, workers, limits, events, signals, notify)
 
 
-def _check(command: Sequence[str], workers: int, timeout: float | None, grace: float) -> None:
+def _check(command: Sequence[str], timeout: float | None, grace: float) -> None:
     if isinstance(command, str) or not command:
         raise ValueError(
             f"command must be a script and its arguments, got {command!r}: "
             "give a list such as ['train.py', '--epochs', '5']"
         )
-    require_integer("workers", workers, 1)
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(
             f"timeout must be a positive number of seconds, got {timeout}: "
@@ -182,13 +219,33 @@ def _check(command: Sequence[str], workers: int, timeout: float | None, grace: f
         )
 
 
-def _print_line(rank: int, line: str) -> None:
-    """Prints a line in one write, whatever the encoding of our output."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(f"[{rank}] {line}\n".encode(encoding, "backslashreplace").decode(encoding))
-    sys.stdout.flush()
+def _check_ranks(ranks: Collection[int] | None, workers: int) -> None:
+    for rank in ranks or ():
+        if not 0 <= rank < workers:
+            raise ValueError(
+                f"ranks must be from 0 to {workers - 1}, got {rank}: name workers whose output is "
+                "to be printed"
+            )
 
 
-def notify(text: str) -> None:
-    """Prints a message of the launcher itself to standard error."""
-    print(f"lbbsp launch: {text}", file=sys.stderr, flush=True)
+def _check_hosts(
+    hosts: Hosts, limits: RestartLimits, devices: str | Sequence[str] | None, *, emulated: bool
+) -> None:
+    """Raises ValueError if options belong to one machine, or to a launcher that starts all."""
+    if emulated:
+        raise ValueError(
+            "speeds and contention are emulated on one machine: omit them, or give the number of "
+            "workers instead of hosts"
+        )
+    if hosts.remote:
+        return
+    if limits.restarts:
+        raise ValueError(
+            f"max_restarts = {limits.restarts} needs a launcher of all workers: omit it where a "
+            "scheduler starts a launcher for each worker, and let it start all of them again"
+        )
+    if devices is not None:
+        raise ValueError(
+            f"devices = {devices!r} needs a launcher of all workers: omit it where a scheduler "
+            "starts a launcher for each worker, and let it assign the GPUs (Slurm: --gpus-per-task)"
+        )

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from lbbsp_core.launch.devices import NO_GPU
+from lbbsp_core.launch.hosts import Hosts, bracketed, require_free_port
 from lbbsp_core.resources.gpu import hides_gpus
 from lbbsp_core.validate import require_integer, require_known
 
@@ -36,6 +37,7 @@ class Helper(NamedTuple):
     name: str  # in messages
     command: tuple[str, ...]  # arguments of Python
     environment: Mapping[str, str]  # by `cluster_variables`: only what describes the cluster
+    beside: int = 0  # rank of a worker on the same host
 
 
 class JobSpec(NamedTuple):
@@ -67,81 +69,126 @@ def job_spec(
     restart: int = 0,
     workers_at_first: int | None = None,
     devices: Sequence[Mapping[str, str]] | None = None,
+    hosts: Hosts | None = None,
 ) -> JobSpec:
     """Returns the environments of the workers and of the processes beside them.
 
     Variables that the user has set are kept, except for those that describe the cluster. `devices`
     are variables of each worker's GPUs, which no other process then uses; None leaves the GPUs to
     the user's environment. `workers_at_first` is None if it is the same number. Servers default to
-    the framework's number of them.
+    the framework's number of them. Without `hosts` all run on this machine; processes that this
+    launcher starts on other machines get what depends on the machine there.
     """
-    own = cluster_variables(framework, workers, servers)
-    shared = {
-        "LBBSP_RESTART": str(restart),
-        "LBBSP_ELASTIC": f"{workers_at_first or workers}/{workers}",
-    }
+    own = cluster_variables(framework, workers, servers, hosts)
+    shared = {}
+    if hosts is None or hosts.rank is None:  # else the scheduler restarts jobs, and tells the user
+        shared["LBBSP_RESTART"] = str(restart)
+        shared["LBBSP_ELASTIC"] = f"{workers_at_first or workers}/{workers}"
     if run_dir is not None:
         shared["LBBSP_RUN_DIR"] = str(run_dir.absolute())
-    emulation = emulation_defaults() if emulated else {}
-    settings = {**quiet_defaults(), **emulation, **os.environ}
-
-    def complete(role: Mapping[str, str], gpus: Mapping[str, str]) -> dict[str, str]:
-        common = {**settings, **gpus}
-        return {**allocator_defaults(common), **common, **shared, **role}
-
     given = [{}] * workers if devices is None else devices
     beside = {} if devices is None else NO_GPU
+
+    def complete(role: Mapping[str, str], gpus: Mapping[str, str]) -> dict[str, str]:
+        own = {**os.environ, **gpus, **shared, **role}
+        return own if hosts is not None and hosts.remote else with_defaults(own, emulated=emulated)
+
     return own._replace(
         workers=[complete(role, gpus) for role, gpus in zip(own.workers, given, strict=True)],
         helpers=[h._replace(environment=complete(h.environment, beside)) for h in own.helpers],
     )
 
 
-def cluster_variables(framework: str, workers: int, servers: int | None = None) -> JobSpec:
+def with_defaults(environment: Mapping[str, str], *, emulated: bool = False) -> dict[str, str]:
+    """Returns an environment with the launcher's own settings, where the user has set nothing."""
+    emulation = emulation_defaults() if emulated else {}
+    common = {**quiet_defaults(), **emulation, **environment}
+    return {**allocator_defaults(common), **common}
+
+
+def cluster_variables(
+    framework: str, workers: int, servers: int | None = None, hosts: Hosts | None = None
+) -> JobSpec:
     """Returns the variables by which the framework tells each process its role and its peers."""
-    return FRAMEWORKS[require_known("framework", framework, FRAMEWORKS)](workers, servers)
+    kind = FRAMEWORKS[require_known("framework", framework, FRAMEWORKS)]
+    return kind(workers, servers, hosts)
 
 
-def tensorflow_cluster(workers: int, servers: int | None) -> JobSpec:
+def tensorflow_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> JobSpec:
     """Returns one TF_CONFIG per worker, as MultiWorkerMirroredStrategy reads it."""
     if servers is not None:
         raise ValueError(
             f"servers must be omitted for tensorflow, got {servers!r}: its workers train "
             "synchronously without servers; asynchronous training needs --framework mxnet"
         )
-    cluster = {"worker": [f"{HOST}:{port}" for port in free_ports(workers)]}
+    addresses = _addresses(hosts.addresses if hosts else [HOST] * workers, hosts)
+    cluster = {"worker": [f"{bracketed(host)}:{port}" for host, port in addresses]}
     tasks = [{"type": "worker", "index": index} for index in range(workers)]
     configs = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
     return JobSpec([{"TF_CONFIG": config} for config in configs], [])
 
 
-def mxnet_cluster(workers: int, servers: int | None) -> JobSpec:
+def mxnet_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> JobSpec:
     """Returns the DMLC_* variables of a scheduler, of parameter servers and of workers.
 
-    MXNet's scheduler assigns ranks in the order of the workers' ports; ascending values of PORT
-    make these ranks ours.
+    The scheduler runs beside worker 0, and the servers on each host in turn, by default one on
+    each. MXNet's scheduler numbers the workers of a host in the order of their ports; ascending
+    values of PORT make these ranks ours.
     """
-    servers = 1 if servers is None else servers
-    require_integer("servers", servers, 1)
-    root, *ports = free_ports(1 + workers)
+    if servers is not None:
+        require_integer("servers", servers, 1)
+    places = hosts.addresses if hosts else (HOST,) * workers
+    firsts = [places.index(host) for host in dict.fromkeys(places)]  # a worker of each host
+    beside = [firsts[i % len(firsts)] for i in range(servers or len(firsts))]
+    ranks = [0, *range(workers), *beside]
+    (root, *others) = _addresses([places[rank] for rank in ranks], hosts)
     common = {
-        "DMLC_PS_ROOT_URI": HOST,
-        "DMLC_PS_ROOT_PORT": str(root),
-        "DMLC_NODE_HOST": HOST,
+        "DMLC_PS_ROOT_URI": root[0],
+        "DMLC_PS_ROOT_PORT": str(root[1]),
         "DMLC_NUM_WORKER": str(workers),
-        "DMLC_NUM_SERVER": str(servers),
+        "DMLC_NUM_SERVER": str(len(beside)),
         "PS_HEARTBEAT_INTERVAL": "1",  # also for scripts without lbbsp_mx
     }
-    roles = [("scheduler", "scheduler"), *((f"server {i}", "server") for i in range(servers))]
+    roles = ["scheduler", *["worker"] * workers, *["server"] * len(beside)]
+    own = [
+        {**common, "DMLC_ROLE": role, "DMLC_NODE_HOST": host, "PORT": str(port)}
+        for role, (host, port) in zip(roles, (root, *others), strict=True)
+    ]
+    del own[0]["PORT"]  # the scheduler listens on the root port
+    names = ["scheduler", *(f"server {i}" for i in range(len(beside)))]
     command = ("-m", "lbbsp_mx.server")
+    helpers = zip(names, [own[0], *own[1 + workers :]], [0, *beside], strict=True)
     return JobSpec(
-        [{**common, "DMLC_ROLE": "worker", "PORT": str(port)} for port in sorted(ports)],
-        [Helper(name, command, {**common, "DMLC_ROLE": role}) for name, role in roles],
+        own[1 : 1 + workers],
+        [Helper(name, command, environment, rank) for name, environment, rank in helpers],
     )
 
 
-FRAMEWORKS: Final[Mapping[str, Callable[[int, int | None], JobSpec]]] = MappingProxyType(
-    {"tensorflow": tensorflow_cluster, "mxnet": mxnet_cluster}
+def _addresses(places: Sequence[str], hosts: Hosts | None) -> list[tuple[str, int]]:
+    """Returns a port for each process, by its host: free ones here, on others from the first on."""
+    ports = sorted(free_ports(len(places))) if hosts is None else hosts.ports(places)
+    return list(zip(places, ports, strict=True))
+
+
+def listening_port(environment: Mapping[str, str]) -> int:
+    """Returns the port on which a process of a job listens, by its variables."""
+    if "TF_CONFIG" in environment:
+        config = json.loads(environment["TF_CONFIG"])
+        address = config["cluster"]["worker"][config["task"]["index"]]
+        return int(address.rpartition(":")[2])
+    is_scheduler = environment["DMLC_ROLE"] == "scheduler"
+    return int(environment["DMLC_PS_ROOT_PORT" if is_scheduler else "PORT"])
+
+
+def require_free_ports(job: JobSpec, rank: int) -> None:
+    """Checks the ports of a worker and of the processes beside it, on this machine."""
+    beside = [helper.environment for helper in job.helpers if helper.beside == rank]
+    for environment in (*beside, job.workers[rank]):
+        require_free_port(listening_port(environment))
+
+
+FRAMEWORKS: Final[Mapping[str, Callable[[int, int | None, Hosts | None], JobSpec]]] = (
+    MappingProxyType({"tensorflow": tensorflow_cluster, "mxnet": mxnet_cluster})
 )
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple
 
-from lbbsp_core.resources.gpu import count_gpus
+from lbbsp_core.resources.gpu import count_gpus, gpu_uuids
 from lbbsp_core.validate import shortened
 
 VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -46,7 +47,7 @@ def assign_devices(
     CUDA_VISIBLE_DEVICES, or all GPUs. Emulated speeds hide the GPUs. Unless it `may_mix`, no worker
     may go without where others have some: TensorFlow's collectives do not permit it.
     """
-    entries = devices.split(",") if isinstance(devices, str) else devices and [*map(str, devices)]
+    entries = entries_of(devices)
     if entries == ["none"] or (emulated and entries is None):
         return Devices((NO_GPU,) * workers)
     if emulated:
@@ -59,14 +60,18 @@ def assign_devices(
         return None
     if entries is None:
         return _automatic(workers, environ, may_mix=may_mix)
-    named = _as_named(entries, workers, environ)
-    uses_gpus = [own[VARIABLE] != NO_GPU[VARIABLE] for own in named.environments]
-    if not may_mix and len(set(uses_gpus)) > 1:
-        raise ValueError(
-            "devices must be GPUs for all workers, or none for all, in TensorFlow's collectives, "
-            f"got {shortened(','.join(entries))}: give each worker a GPU, or give none"
-        )
-    return named
+    chosen = check_entries(entries, workers, may_mix=may_mix)
+    named = [name for names in chosen for name in names]
+    _check_usable(named, environ.get(VARIABLE))
+    numbers = all(name.isdecimal() for name in named)
+    return Devices(_environments(chosen, environ, number=numbers and VARIABLE not in environ))
+
+
+def entries_of(devices: str | Sequence[str] | None) -> list[str] | None:
+    """Returns the entries of an option, one per worker; "none" or "all" alone; None if omitted."""
+    if devices is None:
+        return None
+    return devices.split(",") if isinstance(devices, str) else [*map(str, devices)]
 
 
 def _automatic(workers: int, environ: Mapping[str, str], *, may_mix: bool) -> Devices | None:
@@ -110,7 +115,8 @@ def _divided(names: Sequence[str], workers: int) -> list[Sequence[str]]:
     return [names[each * worker : each * (worker + 1)] for worker in range(workers)]
 
 
-def _as_named(entries: Sequence[str], workers: int, environ: Mapping[str, str]) -> Devices:
+def check_entries(entries: Sequence[str], workers: int, *, may_mix: bool) -> list[list[str]]:
+    """Returns the names of each worker's devices; raises ValueError if they cannot be any."""
     if len(entries) != workers:
         raise ValueError(
             f"devices must have one entry per worker = {workers}, got {len(entries)} "
@@ -125,25 +131,41 @@ def _as_named(entries: Sequence[str], workers: int, environ: Mapping[str, str]) 
                 f"{shortened(entry)}: {_SYNTAX}"
             )
         chosen.append(names)
-    named = [name for names in chosen for name in names]
-    _check_usable(named, environ.get(VARIABLE))
-    numbers = all(name.isdecimal() for name in named)
-    return Devices(_environments(chosen, environ, number=numbers and VARIABLE not in environ))
+    if not may_mix and len(set(map(bool, chosen))) > 1:
+        raise ValueError(
+            "devices must be GPUs for all workers, or none for all, in TensorFlow's collectives, "
+            f"got {shortened(','.join(entries))}: give each worker a GPU, or give none"
+        )
+    return chosen
 
 
 def _check_usable(named: Sequence[str], given: str | None) -> None:
     """Raises ValueError if a device is not there, or was not given to the launcher."""
-    known = count_gpus() if given is None else 0
-    if given is not None and (foreign := [name for name in named if name not in _usable(given)]):
+    if given is not None:
+        if foreign := [name for name in named if name not in _usable(given)]:
+            raise ValueError(
+                f"devices must be among those of CUDA_VISIBLE_DEVICES = {given!r}, got "
+                f"{foreign[0]}: choose from these, or unset the variable"
+            )
+        return
+    known = count_gpus()
+    if named and not known:
         raise ValueError(
-            f"devices must be among those of CUDA_VISIBLE_DEVICES = {given!r}, got "
-            f"{foreign[0]}: choose from these, or unset the variable"
+            f"devices must be GPUs of this machine ({socket.gethostname()}), on which none is "
+            f"found, got {named[0]}: give none, or install nvidia-ml-py if there are some"
         )
-    if known and (beyond := [each for each in named if each.isdecimal() and int(each) >= known]):
-        raise ValueError(
-            f"devices must be numbers from 0 to {known - 1}, because this machine has {known} "
-            f"GPUs, got {beyond[0]}: choose from these"
-        )
+    uuids = gpu_uuids()
+    for name in named:
+        if name.isdecimal() and int(name) >= known:
+            raise ValueError(
+                f"devices must be numbers from 0 to {known - 1}, because this machine has {known} "
+                f"GPUs, got {name}: choose from these"
+            )
+        if name.startswith("GPU-") and uuids and not any(u.startswith(name) for u in uuids):
+            raise ValueError(
+                f"devices must be GPUs of this machine ({', '.join(uuids)}), got {name}: choose "
+                "from these"
+            )
 
 
 def _usable(given: str) -> list[str]:

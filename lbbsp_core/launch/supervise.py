@@ -14,17 +14,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psutil
 
 from lbbsp_core.launch.cluster import JobSpec
 from lbbsp_core.launch.contention import Place
 from lbbsp_core.launch.cpu_shares import Stage
+from lbbsp_core.launch.elsewhere import Elsewhere
+from lbbsp_core.launch.output import Output
 from lbbsp_core.launch.throttle import Throttle
 from lbbsp_core.processes import _reaper, child
 from lbbsp_core.processes.child import Reaper, signal_group, signal_name, spawn_python
@@ -63,7 +64,7 @@ class Supervisor:
         self,
         throttle: Throttle,
         reaper: Reaper,
-        output: child.Output,
+        output: Output,
         events: SimpleQueue[child.Event],
         started: float,
     ) -> None:
@@ -73,27 +74,56 @@ class Supervisor:
         self._workers: list[child.ChildProcess] = []
         self._helpers: list[child.ChildProcess] = []
         self._first_failed: child.ChildProcess | None = None
+        self._is_whole = True  # no worker is started by another launcher
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
         self._reaper.watch("job", self._folder)
 
-    def start(self, command: Sequence[str], job: JobSpec, places: Sequence[Place]) -> None:
-        """Starts the workers with their neighbours, and helpers, which are not slowed down."""
+    def start(
+        self,
+        command: Sequence[str],
+        job: JobSpec,
+        places: Sequence[Place],
+        only: int | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        """Starts the workers with their neighbours, and helpers, which are not slowed down.
+
+        With `only`, the rank of a worker, it starts this one and the helpers beside it; with
+        `elsewhere` all on other hosts.
+        """
         cgroups, workers = self._throttle.cgroups(), len(job.workers)
         for cgroup in cgroups:
             self._reaper.watch("cgroup", cgroup)
+        ranks = range(workers) if only is None else [only]
+        self._is_whole = only is None
         beside = itertools.count(workers)  # indices of the processes beside the workers
-        for helper in job.helpers:
-            self._helpers.append(self._start(next(beside), *helper))
-        for rank, (place, environment) in enumerate(zip(places, job.workers, strict=True)):
-            start = partial(self._start, cgroups=cgroups[rank::workers], cores=place.cores)
-            worker = start(rank, f"worker {rank}", command, environment, self._output)
+
+        def start(
+            index: int, name: str, each: Sequence[str], environment: Mapping[str, str],
+            worker: int, *place: Any,
+        ) -> child.ChildProcess:  # fmt: skip
+            is_worker = index == worker
+            output = self._output.of(name, index if is_worker else None)
+            if elsewhere is not None:
+                name = f"{name} on {elsewhere.hosts.names[worker]}"
+                each = elsewhere.command(each, environment, worker, is_worker=is_worker)
+            return self._start(index, name, each, environment, output, *place)
+
+        for helper, index in zip(job.helpers, beside, strict=False):
+            if helper.beside in ranks:
+                self._helpers.append(start(index, *helper))
+        for rank in ranks:
+            place, name = places[rank], f"worker {rank}"
+            bound = cgroups[rank::workers], place.cores
+            worker = start(rank, name, command, job.workers[rank], rank, *bound)
             self._workers.append(worker)
             self._throttle.attach(rank, worker.pid)
-            now, name = time.monotonic(), f"neighbour of worker {rank}"
+            now, name = time.monotonic(), f"neighbour of {name}"
             for number in range(place.neighbours):
                 file = self._folder / f"neighbour-{rank}-{number}.json"
                 compete = place.command(number, file, now, self._started)
-                self._helpers.append(start(next(beside), name, compete, os.environ))
+                index, output = next(beside), child.discard
+                self._helpers.append(self._start(index, name, compete, os.environ, output, *bound))
 
     def _start(
         self,
@@ -101,13 +131,15 @@ class Supervisor:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        output: child.Output = child.discard,  # a helper's is only printed, its tail, if it fails
+        output: child.Output,
         cgroups: Sequence[Path] = (),
         cores: Collection[int] = (),
     ) -> child.ChildProcess:
         marks = self._folder / str(index)
         marks.mkdir()
-        own = {**environment, _reaper.JOB: str(self._folder), **folder_variable(marks)}
+        own = {**environment, _reaper.JOB: str(self._folder)}
+        if self._is_whole:  # else workers that others have started must watch over each other
+            own.update(folder_variable(marks))
         process = spawn_python(command, environment=own, cgroups=cgroups, cores=cores)
         self._reaper.watch("group", process.pid)
         return child.ChildProcess(index, name, process, output, self._events, self._lock)
@@ -120,7 +152,9 @@ class Supervisor:
         """
         deadline = math.inf if timeout is None else self._started + timeout
         pending = deque(changes)
-        while any(script.running for script in self._workers):
+        # Workers that others have started may still need the processes beside this one.
+        awaited = self._workers if self._is_whole else [*self._by_index().values()]
+        while any(each.running for each in awaited):
             next_change = self._started + pending[0].seconds if pending else math.inf
             all_run = all(worker.running for worker in self._workers)
             next_look = math.inf if all_run else time.monotonic() + MARKS_SECONDS
@@ -195,10 +229,11 @@ class Supervisor:
             if not self._wait_until_gone(TERM_SECONDS):
                 self._signal_all(signal.SIGKILL)
                 self._wait_until_gone(KILL_SECONDS)
-        for process in self._processes():
+        processes = self._by_index().values()
+        for process in processes:
             process.reap()
         self._throttle.close()
-        for process in self._processes():
+        for process in processes:
             process.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._first_failed is not None:
@@ -217,9 +252,9 @@ class Supervisor:
             if isinstance(event, child.OutputFailed):
                 raise event.error
 
-    def _processes(self) -> list[child.ChildProcess]:
+    def _by_index(self) -> dict[int, child.ChildProcess]:
         """Returns all processes by index: workers by rank, then the processes beside them."""
-        return [*self._workers, *self._helpers]
+        return {process.index: process for process in (*self._workers, *self._helpers)}
 
     def _handle_event(self, event: child.Event) -> Outcome | None:
         """Returns the outcome that an event causes, or None if the job continues."""
@@ -229,7 +264,7 @@ class Supervisor:
             return _signalled(event)
         is_worker = self._mark_exited(event)
         if event.code == 0:
-            marks = self._marks(self._processes()[event.process_index])
+            marks = self._marks(self._by_index()[event.process_index])
             if marks.finished or not marks.begun:
                 return None
             return self._failed(
@@ -243,15 +278,15 @@ class Supervisor:
             return Outcome(LEFT, message, leaving=True)
         later = self._failures_within(CONSEQUENCE_SECONDS)
         message = f"{event} (followed by: {'; '.join(map(str, later))})" if later else str(event)
-        for process in self._processes():
+        for process in self._by_index().values():
             if (lost := self._marks(process).lost) is not None:
                 return self._failed(lost.rank, lost.why, event.status)
         return self._failed(event.process_index, message, event.status)
 
     def _failed(self, process_index: int, message: str, status: int = 1) -> Outcome:
         """Returns the outcome of a job that ends because of one of its processes."""
-        self._first_failed = self._processes()[process_index]
-        workers = (process_index,) if process_index < len(self._workers) else ()
+        self._first_failed = self._by_index().get(process_index)
+        workers = (process_index,) if self._first_failed in self._workers else ()
         return Outcome(status, message, lost_workers=workers)
 
     def _missed_worker(self) -> Outcome | None:
@@ -271,7 +306,7 @@ class Supervisor:
 
     def _mark_exited(self, event: child.Exited) -> bool:
         """Notes the end of a process, and returns whether it is a worker."""
-        process = self._processes()[event.process_index]
+        process = self._by_index()[event.process_index]
         process.running = False
         if process in self._workers:
             self._throttle.release(process.index)
@@ -290,7 +325,7 @@ class Supervisor:
         return ", ".join(_short(script) for script in self._workers if script.running)
 
     def _signal_all(self, signum: signal.Signals) -> None:
-        for process in self._processes():
+        for process in self._by_index().values():
             signal_group(process.pid, signum)
             signal_group(process.pid, signal.SIGCONT)  # a stopped process would not end
         for pid in _reaper.processes_of(str(self._folder)):
@@ -308,7 +343,7 @@ class Supervisor:
 
     def _alive(self) -> bool:
         """Returns whether any process of the job is alive; zombies are not."""
-        groups = {process.pid for process in self._processes()}
+        groups = {process.pid for process in self._by_index().values()}
         for pid in psutil.pids():
             with suppress(ProcessLookupError, PermissionError, psutil.Error):
                 in_group = os.getpgid(pid) in groups

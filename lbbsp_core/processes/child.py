@@ -50,6 +50,10 @@ class Reaper:
             self._process.stdin.write(f"{kind} {name}\n")
             self._process.stdin.flush()
 
+    def act(self) -> None:
+        """Ends everything now that the helper would end after this process."""
+        self._process.communicate()
+
     def close(self) -> None:
         """Kills the helper, so that it does not act on the names that it has received."""
         self._process.kill()

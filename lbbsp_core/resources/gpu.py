@@ -29,6 +29,14 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
     return count
 
 
+def gpu_uuids() -> list[str]:
+    """Returns the UUIDs of the NVIDIA GPUs; empty where nvidia-ml-py cannot tell."""
+    with suppress(Exception), opened_nvml() as nvml:  # as above
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        return [text_of(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    return []
+
+
 def driver_version() -> str:
     """Returns the version of the NVIDIA driver, such as "570.86.10"; empty if it is unknown."""
     with suppress(Exception), opened_nvml() as nvml:  # as above

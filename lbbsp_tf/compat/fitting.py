@@ -7,6 +7,9 @@ value.
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
@@ -24,6 +27,7 @@ def patch_keras() -> None:
     sign = 'strategy.reduce("MEAN", v, axis=0)'
     patch_broken(keras_trainer, "reduce_per_replica", sign, _reduce_locally)
     patch(Trainer, "get_metrics_result", _metrics_without_variables)
+    patch(keras.callbacks.ProgbarLogger, "set_params", _lines_without_display)
     patch_epochs()
 
 
@@ -102,6 +106,18 @@ def _reduce_locally(
     if reduction == "auto" and keras_trainer._collective_all_reduce_multi_worker(strategy):
         return local(strategy, values)
     return reduce(values, strategy, reduction)
+
+
+def _lines_without_display(
+    set_params: Method, logger: keras.callbacks.ProgbarLogger, params: dict[str, Any]
+) -> None:
+    """Replaces `set_params` of the progress bar: where none can be shown, it prints as verbose=2.
+
+    Keras draws it into files, too, in which each step then adds a line, from each of the workers.
+    """
+    set_params(logger, params)
+    if logger.verbose == 1 and not (sys.stdout.isatty() or "ipykernel" in sys.modules):
+        logger.verbose = 2
 
 
 def _metrics_without_variables(get_metrics_result: Method, model: Trainer) -> Nest:

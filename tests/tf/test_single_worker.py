@@ -1,6 +1,7 @@
 """On one worker the same script trains as stock Keras does."""
 
 import logging
+import sys
 
 import keras
 import numpy as np
@@ -75,6 +76,25 @@ def test_keras_does_not_warn_that_it_ignores_shuffle(balancer, recwarn):
         return  # stock Keras 3.12 does not warn here
     model().fit(tf.data.Dataset.from_tensors((FEATURES, LABELS)), verbose=0)  # as stock Keras
     assert [each for each in recwarn if "`shuffle=True`" in str(each.message)]
+
+
+@pytest.mark.parametrize("verbose", ["auto", 1])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_file_gets_a_line_for_each_epoch_and_no_bar(
+    balancer, monkeypatch, capsys, verbose, terminal
+):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    data, built = balancer.dataset(FEATURES, LABELS), model()
+    steps = {"steps_per_epoch": balancer.steps_per_epoch, "epochs": 2}
+    built.fit(data, callbacks=[balancer], verbose=verbose, **steps)
+    built.evaluate(FEATURES, LABELS, verbose=verbose)
+    said = capsys.readouterr().out
+    assert ("\r" in said) == ("\x1b" in said) == terminal
+    if not terminal:
+        first, line, second, *others = said.splitlines()
+        assert (first, second) == ("Epoch 1/2", "Epoch 2/2")
+        assert line.startswith("4/4 - ")
+        assert len(others) == 2, "the second epoch, and the evaluation"
 
 
 def test_a_metric_may_return_its_variable_under_a_strategy():

@@ -49,6 +49,15 @@ def read_marks(folder: Path) -> Marks:
     return Marks(**found, lost=lost)
 
 
+def mark_texts(folder: Path) -> dict[str, str]:
+    """Returns the texts of all marks in the folder of a worker, by their names."""
+    found = {}
+    for name in Marks._fields:
+        with suppress(OSError):
+            found[name] = (folder / name).read_text(encoding="utf-8")
+    return found
+
+
 def folder_variable(folder: Path) -> dict[str, str]:
     """Returns the environment variable by which a launcher names the folder of the marks."""
     return {env.MARKS: str(folder)}

@@ -54,7 +54,8 @@ def test_launch_hands_everything_on(jobs):
         "launch", "-n", 3, "--speeds", "1,1,0.5", "--speeds-at", "30:0.5,1,1",
         "--contention", "bursty:4", "--devices", "0,1+2,none",
         "--speeds-at", "60:1,1,1", "--run-dir", "here", "--timeout", 9,
-        "--max-restarts", 3, "--elastic", 2, "--grace", 5, "train.py",
+        "--max-restarts", 3, "--elastic", 2, "--grace", 5, "--log-dir", "logs", "--ranks", "0,2",
+        "--hosts", "a,b,c", "--rank", 1, "--port", 7000, "--env", "A", "--env", "B", "train.py",
     )  # fmt: skip
     assert result.exit_code == 7
     assert jobs == [
@@ -73,6 +74,12 @@ def test_launch_hands_everything_on(jobs):
                 "max_restarts": 3,
                 "elastic": 2,
                 "grace": 5.0,
+                "log_dir": Path("logs"),
+                "ranks": [0, 2],
+                "hosts": "a,b,c",
+                "rank": 1,
+                "port": 7000,
+                "env": ["A", "B"],
             },
         )
     ]

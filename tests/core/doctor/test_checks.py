@@ -28,6 +28,7 @@ from lbbsp_core.doctor.packages import (
     check_python,
     check_settings,
 )
+from lbbsp_core.launch import hosts
 from lbbsp_core.launch.cluster import KEEP_FREED_MEMORY
 from lbbsp_core.launch.throttle import Throttle
 from lbbsp_core.resources.sampler import DEFAULT_NAMES
@@ -311,9 +312,7 @@ def test_a_number_is_own_only_if_it_can_be_bound(monkeypatch, error, own):
         return real(family, socket.SOCK_STREAM)
 
     real = socket.socket
-    monkeypatch.setattr(
-        addresses, "socket", SimpleNamespace(**{**vars(socket), "socket": new_socket})
-    )
+    monkeypatch.setattr(hosts, "socket", SimpleNamespace(**{**vars(socket), "socket": new_socket}))
     assert addresses.is_own("127.0.0.1") == own
 
 

@@ -99,7 +99,7 @@ def test_the_cluster_of_slurm_is_compared_with_the_node(good):
     # Task 2 runs on n10, but names are sorted as texts: n10, n9.
     assert "this is worker 2 of worker n10:8888, n9:8888, n9:8889" in slurm[0]["message"]
     assert "gives this task the address n9:8889, but it runs on n10" in slurm[1]["message"]
-    assert "examples/cluster/keras_slurm.py" in slurm[1]["remedy"]
+    assert "srun lbbsp launch" in slurm[1]["remedy"]
 
 
 def test_names_of_numpy_are_restored_for_mxnet(good):

@@ -93,9 +93,24 @@ def test_the_users_devices_are_divided(machine, users, workers, values):
     ],
 )
 def test_devices_are_those_that_are_named(machine, given, values):
-    for gpus in (0, 4):  # none: there may be GPUs that are not found
-        machine(gpus)
-        assert visible(given, 2) == values
+    machine(4)
+    assert visible(given, 2) == values
+
+
+@pytest.mark.parametrize("given", ["0,1", "0,GPU-a1", "0+1,none"])
+def test_devices_of_a_machine_without_gpus_are_refused(given):
+    with pytest.raises(ValueError, match=r"on which none is found, got 0: give none, or install"):
+        launch([__file__], workers=2, devices=given, framework="mxnet")
+
+
+def test_a_uuid_of_no_gpu_is_refused_where_the_uuids_are_known(machine, monkeypatch):
+    machine(2)
+    monkeypatch.setattr(devices, "gpu_uuids", lambda: ["GPU-a1b2", "GPU-c3d4"])
+    assert visible("GPU-a1b2,GPU-c3", 2) == ["GPU-a1b2", "GPU-c3"], "CUDA takes beginnings, too"
+    with pytest.raises(
+        ValueError, match="this machine \\(GPU-a1b2, GPU-c3d4\\), got GPU-c4: choose"
+    ):
+        launch([__file__], workers=2, devices="GPU-a1b2,GPU-c4")
 
 
 @pytest.mark.parametrize(

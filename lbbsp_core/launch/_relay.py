@@ -1,0 +1,180 @@
+"""Program that stands for a process on another host: it starts it by ssh, and ends as it does.
+
+The launcher runs a relay in place of each process that is to run elsewhere. So it watches, signals
+and restarts processes of other hosts as those of its own. ssh runs ``agent`` on the other host.
+Both tell each other every second that they are there: each ends if the other has gone.
+
+    relay ──ssh── agent:  the description of the process, "beat", "end" (SIGTERM)
+    agent ──ssh── relay:  lines of JSON: its output, its marks, "beat", and how it has ended
+
+It is started by its path, and imports only the standard library.
+"""
+
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+BEAT_SECONDS = 1.0
+SILENCE_SECONDS = 10.0  # after which the other side counts as lost
+ERRORS_SECONDS = 2.0  # for what ssh says at its end
+START_SECONDS = 60.0  # for the connection, and the start of Python there
+SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlMaster=no"]
+HELLO = "lbbsp agent "  # and its version
+MARKS = "LBBSP_MARKS"  # as in lbbsp_core/runtime/options/env.py
+
+
+class Relay:
+    """Connection to the agent of one process."""
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self._description, self._host = description, description["host"]
+        path = map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(":")))
+        python = [description["python"], "-u", "-m", "lbbsp_core.launch.agent"]
+        self._python = shlex.join(["env", f"PYTHONPATH={':'.join(path)}", *python])
+        # The signals are for this process: with it, the connection ends.
+        ignoring = ["sh", "-c", "trap '' HUP INT TERM; exec \"$@\"", "ssh"]
+        self._ssh = subprocess.Popen(
+            [*ignoring, *SSH, self._host, f"exec {self._python}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,  # ssh would make ours non-blocking, and with it our output
+        )
+        assert self._ssh.stdin is not None
+        assert self._ssh.stdout is not None
+        self._errors = threading.Thread(target=self._print_errors, daemon=True)
+        self._errors.start()
+        self._to_agent = self._ssh.stdin
+        self._input, self._output = self._to_agent.fileno(), self._ssh.stdout.fileno()
+        self._begun, self._silence = False, START_SECONDS
+        signal.signal(signal.SIGTERM, lambda *_: self._ask_to_end())
+
+    def run(self) -> int:
+        """Relays until the process has ended; returns its status, or minus its signal."""
+        rest, heard = b"", time.monotonic()
+        while True:
+            if not select.select([self._output], [], [], BEAT_SECONDS)[0]:
+                if time.monotonic() > heard + self._silence:
+                    self._ssh.kill()
+                    silent = f"has given no sign of life for {self._silence:g} s"
+                    return self._lost(f"{self._host} {silent}")
+                continue
+            data = os.read(self._output, 1 << 16)
+            if not data:
+                return self._disconnected(self._ssh.wait())
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                status = self._take(line.decode(errors="replace"))
+                if status is not None:
+                    return status
+            heard = time.monotonic()  # to print may have taken long
+
+    def _take(self, line: str) -> int | None:
+        """Handles a line of the agent; returns the status with which the process has ended."""
+        if not self._begun:
+            if not line.startswith(HELLO):
+                print(line, flush=True)  # greetings of the host
+                return None
+            self._begun = True
+            found, version = line[len(HELLO) :], self._description["version"]
+            if found != version:
+                return self._lost(f"{self._host} has lbbsp {found}, and this host {version}")
+            with suppress(OSError):
+                given = {name: os.environ[name] for name in self._description["names"]}
+                message = {**self._description, "environment": given}
+                self._to_agent.write(json.dumps(message).encode() + b"\n")
+                self._to_agent.flush()
+            os.set_blocking(self._input, False)
+            threading.Thread(target=self._beat, daemon=True).start()
+            return None
+        kind, *values = json.loads(line)
+        if kind == "line":
+            print(values[0], flush=True)
+        elif kind == "beat":
+            self._silence = SILENCE_SECONDS
+        elif kind == "marks":
+            set_marks(values[0])
+        elif kind == "refused":
+            return self._lost(f"{self._host}: {values[0]}", 2)
+        elif kind == "end":
+            self._to_agent.close()
+            self._ssh.wait()
+            return int(values[0])
+        return None
+
+    def _print_errors(self) -> None:
+        """Prints what ssh says, and the agent's traceback if it fails."""
+        assert self._ssh.stderr is not None
+        for line in self._ssh.stderr:
+            print(line.decode(errors="replace").rstrip("\n"), flush=True)
+
+    def _disconnected(self, status: int) -> int:
+        """Returns a status after the end of ssh, and notes why it has ended."""
+        self._errors.join(ERRORS_SECONDS)
+        if self._begun:
+            return self._lost(f"the connection to {self._host} was lost")
+        if status == 255:  # of ssh itself
+            return self._lost(
+                f"{self._host} cannot be reached by ssh: `ssh -o BatchMode=yes {self._host} true` "
+                "must work without a question; what ssh says is above"
+            )
+        return self._lost(
+            f"lbbsp cannot be started on {self._host} (exit status {status} of {self._python}, "
+            "which says why above): install this Python and lbbsp at the same paths on all hosts"
+        )
+
+    def _lost(self, why: str, status: int = 1) -> int:
+        """Leaves the mark by which the launcher learns why the job ends."""
+        set_marks({"lost": f"{self._description['worker']} {why}"})
+        return status
+
+    def _beat(self) -> None:
+        """Tells the agent that this side is there, also while nobody reads what it prints."""
+        while True:
+            self._send(b"beat\n")
+            time.sleep(BEAT_SECONDS)
+
+    def _ask_to_end(self) -> None:
+        if not self._begun:
+            os._exit(128 + signal.SIGTERM)  # with the connection
+        self._send(b"end\n")
+
+    def _send(self, message: bytes) -> None:
+        with suppress(OSError, ValueError):  # ssh has ended, or nothing leaves this host any more
+            os.write(self._input, message)
+
+
+def set_marks(marks: dict[str, str]) -> None:
+    """Makes the marks of this process those of the process for which it stands."""
+    folder = os.environ[MARKS]
+    for name in set(os.listdir(folder)) - set(marks):
+        os.unlink(os.path.join(folder, name))
+    for name, text in marks.items():
+        partial = os.path.join(folder, f".{name}")
+        with open(partial, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(partial, os.path.join(folder, name))
+
+
+def main() -> None:
+    """Runs the relay of the process that the first argument describes, and ends as it does."""
+    status = Relay(json.loads(sys.argv[1])).run()
+    if status < 0:
+        import resource  # not on all systems
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # that of the process itself is there
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)  # the threads of Python that wait for ssh need not end
+
+
+if __name__ == "__main__":
+    main()

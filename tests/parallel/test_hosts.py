@@ -1,0 +1,387 @@
+"""Jobs on several hosts: small processes behind an ssh of our own, and sshd in namespaces."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+from namespaces import LINK, ip, namespaces
+
+from lbbsp_core.launch import launch
+
+ROOT = Path(__file__).parents[2]
+SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+# A worker sleeps for 60 s if it is not ended: ending it takes less, on a busy machine too.
+pytestmark = pytest.mark.timeout(50)
+
+# As a login does, it greets, and starts from an environment of its own.
+SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do
+    case $1 in -o) shift 2 ;; *) shift ;; esac
+done
+host=$1
+case $host in
+    dead) echo "ssh: connect to host dead port 22: No route to host" >&2; exit 255 ;;
+    bare) echo "env: python: No such file or directory" >&2; exit 127 ;;
+    old) echo "lbbsp agent 0.0.1"; exec cat >&2 ;;
+    moved) mv "$PWD" "$PWD.moved" ;;
+esac
+shift
+echo "Welcome to $host."
+exec env -i --default-signal=HUP,INT,TERM HOME="$HOME" PATH=/usr/bin:/bin TEST=@TEST@ \\
+    ON="$host" sh -c "$*"
+"""
+
+RANK = """
+import json, os, signal, subprocess, sys, time
+from lbbsp_core.runtime.reliability import marks
+rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+"""
+
+DRIVER = "import sys; from lbbsp_core.launch import launch; sys.exit(launch([sys.argv[1]], "
+DRIVER += "hosts='a,b'))"
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Returns a function that writes the script of a worker, in the folder of the job."""
+    (tmp_path / "bin").mkdir()
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text(SSH.replace("@TEST@", str(tmp_path)))
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "my project").mkdir()
+    monkeypatch.chdir(tmp_path / "my project")
+
+    def write(body):
+        Path("train.py").write_text(RANK + body)
+        return "train.py"
+
+    yield write
+    end = time.monotonic() + 15
+    while left := left_over(tmp_path):
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+
+
+def left_over(tmp_path):
+    """Returns the processes that ssh has started for this test, and what these have started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TEST") == str(tmp_path):
+                found.append(f"{process.pid}: {process.cmdline()}")
+    return found
+
+
+@pytest.fixture
+def run():
+    """Returns a function that launches a job, and the lines of its workers."""
+    lines = defaultdict(list)
+
+    def start(command, hosts="a,b", **options):
+        take = lambda rank, line: lines[rank].append(line)  # noqa: E731
+        return launch([command], hosts=hosts, output=take, **options)
+
+    return start, lines
+
+
+def test_workers_run_on_their_hosts_as_they_would_here(script, run, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "x=\"y\" '$HOME'")
+    monkeypatch.setenv("DATA", "1")
+    monkeypatch.setenv("SECRET", "1")
+    start, lines = run
+    body = """
+names = "ON", "OMP_NUM_THREADS", "DATA", "SECRET", "TF_CPP_MIN_LOG_LEVEL"
+print(json.dumps([os.getcwd(), sys.executable, sys.argv, *map(os.environ.get, names)]))
+print("\\u2501")
+"""
+    assert start(script(body), env=["DATA"], run_dir=Path("runs"), log_dir=Path("logs")) == 0
+    for rank, host in enumerate("ab"):
+        greeting, facts, bar = lines[rank]
+        assert greeting == f"Welcome to {host}."
+        assert json.loads(facts) == [
+            os.getcwd(), sys.executable, ["train.py"], host, os.environ["OMP_NUM_THREADS"], "1",
+            None, "2",
+        ]  # fmt: skip
+        assert bar == "\u2501"
+        assert Path(f"logs/worker-{rank}.log").read_text().splitlines()[1:] == lines[rank]
+    assert Path("runs").is_dir()
+
+
+def test_a_worker_that_fails_ends_the_others(script, run, capfd):
+    start, _ = run
+    body = "print('here', rank)\nsys.exit(3) if rank else time.sleep(60)"
+    assert start(script(body)) == 3
+    error = capfd.readouterr().err.splitlines()
+    assert error[-2:] == [
+        "[1 on b] here 1",
+        "lbbsp launch: worker 1 on b failed with exit status 3",
+    ]
+
+
+def test_what_a_killed_worker_has_started_is_ended(script, run, capfd):
+    body = """
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+if rank: os.kill(os.getpid(), signal.SIGKILL)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(60)
+"""
+    assert run[0](script(body)) == 137
+    assert "worker 1 on b was ended by SIGKILL" in capfd.readouterr().err
+
+
+def test_what_workers_tell_the_launcher_arrives(script, run, capfd):
+    body = "marks.begin()\nif rank: time.sleep(60)\nmarks.note_lost(1, 'worker 1 was silent')\n"
+    assert run[0](script(body + "sys.exit(4)")) == 4
+    assert capfd.readouterr().err.splitlines()[-1] == "lbbsp launch: worker 1 was silent"
+    body = "marks.begin()\nif rank == 1: sys.exit(0)\nwith marks.waiting(): time.sleep(60)"
+    assert run[0](script(body)) == 1
+    assert "worker 1 on b ended with status 0 before training, and worker 0 on a waits for it" in (
+        capfd.readouterr().err
+    )
+
+
+def test_a_job_is_restarted_on_the_hosts_that_remain(script, run, capfd):
+    start, lines = run
+    body = """
+print(os.environ["ON"], os.environ["TF_CONFIG"], os.environ["LBBSP_ELASTIC"])
+if os.environ["LBBSP_RESTART"] == "0":
+    if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+    hosts = "a,b,c"
+    assert start(script(body), hosts, max_restarts=1, elastic=2, log_dir=Path("logs")) == 0
+    assert "restart 1 of 1 with 2 workers, without worker 1" in capfd.readouterr().err
+    last = [lines[rank][-1] for rank in range(2)]
+    assert [line.split()[0] for line in last] == ["a", "c"]
+    assert all('["a:20000", "c:20000"]' in line and line.endswith(" 3/2") for line in last)
+    assert Path("logs/worker-1.log").read_text().count("attempt") == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("dead", "dead cannot be reached by ssh: `ssh -o BatchMode=yes dead true` must work"),
+        ("bare", "lbbsp cannot be started on bare (exit status 127 of "),
+        ("old", "old has lbbsp 0.0.1, and this host "),
+        (
+            "moved",
+            "/my project cannot be entered (No such file or directory): it must be",
+        ),
+    ],
+)
+def test_a_host_that_differs_is_named_with_the_remedy(script, run, capfd, host, message):
+    assert run[0](script("time.sleep(60)"), host) != 0
+    assert message in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_what_a_host_lacks_is_named(script, run, capfd, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    command = script("")
+    assert run[0](command, devices="0,1") == 2
+    assert "CUDA_VISIBLE_DEVICES = '-1', got " in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.campaign
+def test_a_port_that_is_in_use_is_named(script, run, capfd):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run[0](script(""), "a", port=port) == 2
+    assert f"port {port} of " in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture
+def driver(script, tmp_path):
+    """Returns a function that starts a launcher process and waits for both workers' output."""
+    started = []
+
+    def start(body):
+        process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, script(body)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        greetings = 0
+        while greetings < 2:
+            line = process.stdout.readline()
+            assert line, "the launcher ended early"
+            greetings += "hello" in line
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_asking_the_launcher_to_end_asks_the_scripts(driver):
+    """They get the time that they need to write a checkpoint."""
+    body = """
+def leave(*_):
+    time.sleep(1)
+    print("left")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, leave)
+print("hello")
+time.sleep(60)
+"""
+    process = driver(body)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=40)
+    assert process.returncode == 143
+    assert output.count("left") == 2
+
+
+@pytest.mark.parametrize("victim", ["launcher", "connection"])
+def test_a_connection_that_ends_ends_its_worker(driver, victim):
+    process = driver(
+        "subprocess.Popen(['sleep', '60'], start_new_session=True)\nprint('hello')\ntime.sleep(60)"
+    )
+    if victim == "launcher":
+        process.kill()
+        process.wait()
+        return  # the fixture waits for the end of the workers
+    relays = [c for c in psutil.Process(process.pid).children() if "_relay.py" in str(c.cmdline())]
+    (ssh,) = relays[0].children()
+    ssh.kill()  # here, it is the agent
+    output, _ = process.communicate(timeout=40)
+    assert process.returncode == 1
+    assert "lbbsp launch: the connection to " in output.splitlines()[-1]
+
+
+@pytest.mark.campaign
+def test_output_that_nobody_reads_delays_a_job_and_ends_it_not(driver):
+    process = driver("print('hello')\nfor _ in range(5000): print('x' * 1000)\nprint('end')")
+    time.sleep(14)  # more than the silence after which a host counts as lost
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert output.count("] end\n") == 2
+
+
+# --- namespaces -----------------------------------------------------------------------------------
+
+HOSTS = ("10.231.78.1", "10.231.78.2", "10.231.78.3")
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Names of three namespaces, in each of which an sshd listens; ssh knows their keys."""
+    if SSHD is None or os.getuid() != 0:
+        pytest.skip("needs sshd, and root to start it")
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", tmp_path / name], check=True)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    config = {
+        "HostKey": tmp_path / "host", "AuthorizedKeysFile": tmp_path / "user.pub",
+        "StrictModes": "no", "PidFile": "none", "UsePAM": "no",
+    }  # fmt: skip
+    (tmp_path / "sshd").write_text("".join(f"{name} {value}\n" for name, value in config.items()))
+    (tmp_path / "bin").mkdir()
+    ssh = tmp_path / "bin" / "ssh"
+    options = f"-i {tmp_path / 'user'} -o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no"
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F none -q {options} "$@"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with namespaces(*HOSTS) as names, contextlib.ExitStack() as stack:
+        for name in names:
+            server = subprocess.Popen(
+                ["ip", "netns", "exec", name, SSHD, "-D", "-f", tmp_path / "sshd"]
+            )
+            stack.callback(server.wait)
+            stack.callback(server.terminate)
+        for name in names:
+            end = time.monotonic() + 20
+            while subprocess.run(["ip", "netns", "exec", names[0], ssh, name, "true"]).returncode:
+                assert time.monotonic() < end, f"sshd of {name} does not answer"
+                time.sleep(0.1)
+        yield names
+
+
+def processes_in(name):
+    """Returns the command lines of a namespace, by process."""
+    done = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True)
+    found = {}
+    for pid in map(int, done.stdout.split()):
+        with contextlib.suppress(psutil.Error):
+            found[pid] = psutil.Process(pid).cmdline()
+    return found
+
+
+def start_job(names, *words):
+    """Starts a launcher in the first namespace."""
+    return subprocess.Popen(
+        ["ip", "netns", "exec", names[0], sys.executable, "-m", "lbbsp_core", "launch", "--hosts",
+         ",".join(names), *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["kill", pytest.param("unplug", marks=pytest.mark.campaign)])
+def test_a_host_that_fails_ends_the_job_on_all(cluster, tmp_path, fault):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time\nfor _ in range(500): print('x' * 1000)\nprint('hello')\ntime.sleep(60)\n"
+    )
+    job = start_job(cluster, "--log-dir", tmp_path / "logs", script)
+    time.sleep(1)  # the pipes are full now
+    said = [job.stdout.readline().strip("\nx") for _ in range(3 * 501)]
+    expected = [f"[{rank}] {word}" for rank in range(3) for word in [""] * 500 + ["hello"]]
+    assert sorted(said) == sorted(expected)
+    if fault == "kill":
+        workers = {pid for pid, words in processes_in(cluster[1]).items() if str(script) in words}
+        (worker,) = workers
+        os.kill(worker, signal.SIGKILL)
+    else:
+        ip("-n", cluster[1], "link", "set", LINK, "down")
+    output, _ = job.communicate(timeout=40)
+    reason = f"worker 1 on {cluster[1]} was ended by SIGKILL"
+    if fault == "unplug":
+        reason = f"{cluster[1]} has given no sign of life for 10 s"
+    assert job.returncode == (137 if fault == "kill" else 1)
+    assert output.splitlines()[-1] == f"lbbsp launch: {reason}"
+    assert {file.name for file in (tmp_path / "logs").iterdir()} == {
+        f"worker-{rank}.log" for rank in range(3)
+    }
+    end = time.monotonic() + 20
+    while left := [w for n in cluster for w in processes_in(n).values() if str(script) in w]:
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("framework", "example", "printed"),
+    [
+        ("tensorflow", "keras_digits_balanced.py", "val_accuracy:"),
+        ("mxnet", "gluon_digits_balanced.py", "accuracy:"),
+    ],
+)
+def test_three_hosts_train_an_example(cluster, framework, example, printed):
+    if find_spec(framework) is None:
+        pytest.skip(f"needs {framework}")
+    words = ["--framework", framework, "--ranks", "0", f"examples/{example}"]
+    job = start_job(cluster, *words)
+    said, _ = job.communicate(timeout=250)
+    assert job.returncode == 0, said
+    found = [line for line in said.splitlines() if printed in line]
+    assert all(line.startswith("[0]") for line in found), "MXNet's rank 0 is the launcher's"
+    assert float(found[-1].rpartition(printed)[2].split()[0]) > 0.8
