@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,8 @@ from rich.text import Text
 
 from lbbsp_core.cli import options
 from lbbsp_core.report.live import LiveRun, View, WorkerView
-from lbbsp_core.report.page import duration
+from lbbsp_core.report.page import duration, percent
+from lbbsp_core.runtime.record.figures import RECENT
 
 _LATE_SECONDS: Final = 10.0
 """Time without a step after which the view says so in colour."""
@@ -89,7 +90,7 @@ def render(view: View, rows: int | None = None) -> Group:
     state = Text(_state(view))
     if view.age_seconds is not None:
         state.append("   ").append(*_progress(view, view.age_seconds))
-    sentences = [Text(each) for each in (_who_waits(view), _gain(view)) if each]
+    sentences = [Text(each) for each in (_who_waits(view), *_figures(view)) if each]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("#", "host", "device"):
         table.add_column(name, overflow="fold", min_width=len(name))
@@ -167,7 +168,7 @@ def _who_waits(view: View) -> str:
     longest = max(worker.waiting or 0.0 for worker in view.workers)
     if longest <= _BALANCED:
         return f"Balanced: no worker waits for more than {_BALANCED:.0%} of a step."
-    share = f"{view.recent.waiting:.0%} of all workers' time, up to {longest:.0%} of one worker's."
+    share = f"up to {longest:.0%} of a step."
     if view.slowest is None:
         return f"Workers wait for each other in turn: {share}"
     slowest = view.workers[view.slowest]
@@ -175,14 +176,16 @@ def _who_waits(view: View) -> str:
     return f"The others wait for {name}: {share}"
 
 
-def _gain(view: View) -> str:
-    """Returns a sentence about the estimated speed-up."""
-    if view.so_far is None or view.recent is None:
-        return ""
-    return (
-        f"Estimated speed-up over even batches: {view.so_far.speedup:.2f}x so far, "
-        f"{view.recent.speedup:.2f}x now (without communication)."
-    )
+def _figures(view: View) -> Iterator[str]:
+    """Yields the figures of the run, each line with its window."""
+    windows = ("All steps so far", view.so_far), (f"The last {RECENT} regular steps", view.recent)
+    for window, figures in windows:
+        if figures is not None:
+            yield (
+                f"{window}: waiting for other workers {percent(figures.waiting, 1)}, waiting and "
+                f"communication {percent(figures.waiting_and_communication, 1)}, estimated "
+                f"speed-up over even batches {figures.speedup:.2f}."
+            )
 
 
 def _duration(seconds: float | None) -> str:

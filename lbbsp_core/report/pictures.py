@@ -43,7 +43,7 @@ def draw_comparison(
         note: Line under the title, such as the accuracies.
     """
     from lbbsp_core.report.html.step_charts import batch_chart  # imports parts of SciPy
-    from lbbsp_core.report.html.table import step_table
+    from lbbsp_core.runtime.record.table import step_table
 
     comparison = Comparison(summarise(bsp), summarise(lbbsp))
     names = _names(speeds or [1.0] * comparison.lbbsp.workers)

@@ -10,8 +10,8 @@ import numpy as np
 from lbbsp_core.report import charts
 from lbbsp_core.report.charts import Chart, Floats, Integers
 from lbbsp_core.report.html.figures import RunReport
-from lbbsp_core.report.html.table import StepTable
 from lbbsp_core.report.page import percent
+from lbbsp_core.runtime.record.table import StepTable
 
 _LAST_STEPS = 12
 
@@ -62,12 +62,13 @@ def _names(workers: int) -> list[str]:
 
 
 def _step_times(report: RunReport) -> Chart:
-    steps, caption = report.measured.steps, "Time of each measured step"
-    times = {"measured": 1e3 * report.measured.wall}
+    caption, table = "Time of each measured step", report.measured
+    steps = table.steps
+    times = {"measured": 1e3 * table.seconds}
     traces = charts.lines(steps, times["measured"][:, None], ["measured"], color=charts.BUSY)
-    if report.plain is not None:
+    if report.was_balanced:
         name = "plain BSP (estimate)"
-        times[name] = 1e3 * report.plain.seconds
+        times[name] = 1e3 * (table.seconds - table.slowest + table.even)
         # Below the measured curve, which is drawn last.
         traces = charts.lines(steps, times[name][:, None], [name], color=charts.WAITING) + traces
         caption += ", and the time that it would have taken with equal batches at the same speeds"
@@ -79,8 +80,8 @@ def _shares(report: RunReport) -> Chart:
     names = _names(report.table.workers)
     parts = (
         ("busy", [worker.busy_share for worker in report.workers], charts.BUSY),
-        ("waiting for slower workers", [w.waiting_share for w in report.workers], charts.WAITING),
-        ("communication", [report.communication_share] * len(names), charts.COMMUNICATION),
+        ("waiting for slower workers", [w.waiting for w in report.workers], charts.WAITING),
+        ("communication", [report.communication] * len(names), charts.COMMUNICATION),
     )
     traces = [charts.bar(names, 100 * np.array(own), what, colour) for what, own, colour in parts]
     caption = "Shares of the time of each worker, over all measured steps; the table below has the "
@@ -90,9 +91,8 @@ def _shares(report: RunReport) -> Chart:
 
 def _waiting_history(table: StepTable) -> Chart:
     edges = np.unique(np.linspace(0, len(table.steps), min(len(table.steps), 150) + 1).astype(int))
-    slowest = table.busy.max(axis=1)[:, None]
-    waits = np.add.reduceat(slowest - table.busy, edges[:-1], axis=0)
-    share = waits / np.add.reduceat(np.maximum(table.wall, slowest[:, 0]), edges[:-1])[:, None]
+    waits = np.add.reduceat(table.slowest[:, None] - table.busy, edges[:-1], axis=0)
+    share = waits / np.add.reduceat(table.seconds, edges[:-1])[:, None]
     trace = {
         "type": "heatmap",
         "x": table.steps[edges[:-1]].tolist(),

@@ -50,7 +50,7 @@ def describe(run: Run, name: str) -> tuple[Content, dict[str, object]]:
     values = {"report": report, "header": run.header, "advice": advice}
     title = f"lbbsp report: {name}"
     content = Content("report", title, report.verdict, charts, template=template, values=values)
-    return content, {**report.figures(), "advice": [asdict(each) for each in advice]}
+    return content, {**report.to_json(), "advice": [asdict(each) for each in advice]}
 
 
 def _read(record: Path) -> Run:
