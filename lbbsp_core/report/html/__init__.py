@@ -5,6 +5,6 @@
 asynchronous runs. ``write`` puts it into the page of `lbbsp_core.report.page`.
 """
 
-from lbbsp_core.report.html.write import write_report
+from lbbsp_core.report.html.write import write_comparison, write_report
 
-__all__ = ["write_report"]
+__all__ = ["write_comparison", "write_report"]

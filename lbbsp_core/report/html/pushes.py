@@ -169,7 +169,7 @@ def push_charts(report: PushReport) -> Iterator[Chart]:
     ranks = [worker.rank for worker in report.workers]
     names = list(map(charts.short_name, ranks))
     busy = 100 * np.minimum([worker.busy_share for worker in report.workers], 1.0)
-    parts = (("busy", busy, charts.BUSY), ("other", 100 - busy, charts.WAITING))
+    parts = (("busy", busy, charts.BUSY), ("other", 100 - busy, charts.COMMUNICATION))
     bars = [charts.bar(names, values, what, colour) for what, values, colour in parts]
     caption = "Share of the time for which each worker was busy with an iteration; the rest is "
     caption += "waiting, input and communication."
