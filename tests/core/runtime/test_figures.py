@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from worker_threads import run, step
 
-from lbbsp_core import CostShape, Proportional, SingleWorker
+from lbbsp_core import CostShape, FixedShares, Profile, Proportional, SingleWorker
+from lbbsp_core.runtime.extensions.step_figures import StepFigures
 from lbbsp_core.runtime.loop.running_step import Left
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_core.runtime.options.options import SessionOptions
@@ -141,6 +143,38 @@ def test_changes_show_the_overhead_also_over_first_uses_that_are_not_learned_fro
     assert errors[-1] <= errors[1]
     spoilt = [replace(each, busy_seconds=(90.0,) * 3) if each.excluded else each for each in steps]
     assert even(spoilt)[-1] == pytest.approx(even(steps)[-1])
+
+
+def test_all_workers_have_the_times_of_worker_0_one_step_later():
+    def worker(session, collectives):
+        seen = []
+        session.observers.append(seen.append)
+        session.start({})
+        for k in range(4):
+            rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
+            session.after_allreduce(rows, Left(1.0 + k + 10 * collectives.rank, 0.0))
+        return session.extensions[StepFigures].running.recent, seen
+
+    (first, seen), (second, _) = run(worker)
+    assert first == second
+    assert first == pytest.approx(figures_of(seen[:-1]))
+
+
+def test_a_curved_cost_is_scaled_by_its_work():
+    """On a flat part of a profile, an even batch takes as long as the batch that was measured."""
+    profile = Profile([4, 8, 16], [1.0, 1.0, 2.0])
+    options = SessionOptions(cost=profile, policy=FixedShares((2, 1)))
+
+    def worker(session, collectives):
+        seen = []
+        session.observers.append(seen.append)
+        session.start({})
+        for _ in range(3):
+            step(session, collectives)
+        return seen
+
+    for line in run(worker, options=lambda rank: options)[0]:
+        assert line.even_seconds == pytest.approx(max(line.busy_seconds), rel=1e-6)
 
 
 def test_observers_get_what_is_added_and_the_time_at_the_end_of_the_step():
