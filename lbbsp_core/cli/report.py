@@ -24,9 +24,9 @@ def report(
     ),
     json_file: options.JsonFile = None,
 ) -> None:
-    """Show what a run gained, where time was lost, and what to change; or compare two runs.
+    """Show what a run gained and where time was lost, or compare two runs.
 
-    Writes one HTML file, which needs no network: verdict, advice, charts and figures.
+    Writes one HTML file, which needs no network: verdict, advice (what to change), charts and figures.
     """
     from lbbsp_core.report.html import write_comparison, write_report
 
