@@ -48,7 +48,7 @@ COMMANDS: Final = {
     "simulate": "Compare policies, predictors and synchronisers in virtual time.",
     "profile": "Measure seconds per step by batch size.",
     "watch": "Show a running job: how busy each worker is, and who waits for whom.",
-    "report": "Show what a run gained, where time was lost, and what to change.",
+    "report": "Show what a run gained and where time was lost, or compare two runs.",
     "doctor": "Check this machine and the cluster, and name what will not work.",
 }
 """Commands, each the function of its name in its module, with the first lines of their help."""

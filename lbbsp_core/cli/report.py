@@ -26,7 +26,7 @@ def report(
 ) -> None:
     """Show what a run gained and where time was lost, or compare two runs.
 
-    Writes one HTML file, which needs no network: verdict, advice (what to change), charts and figures.
+    Writes one HTML file, which needs no network: verdict, advice, charts and figures.
     """
     from lbbsp_core.report.html import write_comparison, write_report
 
