@@ -148,7 +148,7 @@ def compare(training: str, steps: int, *, verbose: bool) -> None:
         "step, plain BSP": f"{even.step_seconds:.3f} s",
         "communication (last arrival to release)": f"{balanced.communication_seconds * 1e3:.1f} ms",
         "efficiency": f"{balanced.efficiency:.3f}",
-        "efficiency_without_communication": f"{balanced.efficiency_without_communication:.3f}",
+        "ideal_busy_share": f"{balanced.ideal_busy_share:.3f}",
         "  of plain BSP, by the costs of the balanced run": f"{ideal / even.step_seconds:.3f}",
     }
     for question, answer in answers.items():

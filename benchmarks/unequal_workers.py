@@ -4,7 +4,7 @@ Three worker processes with CPU quotas in the proportion 0.7 : 0.7 : 0.3 train a
 CPU milliseconds per sample with X = 192. In the middle of the run, worker 0 and the slow worker 2
 swap speeds. Prints, from the run records:
 
-- efficiency_without_communication before and after the swap: the smallest possible busy time of
+- ideal_busy_share before and after the swap: the smallest possible busy time of
   the slowest worker, under the costs measured in the run, over the achieved step (the all-reduce
   counts as loss);
 - the same for plain BSP, which waits for its slowest worker;
@@ -117,8 +117,8 @@ def main() -> None:
         "step, balanced": f"{before.step_seconds:.3f} s",
         "step, plain BSP": f"{even.step_seconds:.3f} s",
         "communication (last arrival to release)": f"{before.communication_seconds * 1e3:.1f} ms",
-        "efficiency_without_communication": f"{before.efficiency_without_communication:.3f}",
-        "  after the swap": f"{after.efficiency_without_communication:.3f}",
+        "ideal_busy_share": f"{before.ideal_busy_share:.3f}",
+        "  after the swap": f"{after.ideal_busy_share:.3f}",
         "  of plain BSP, by the costs of the balanced run": f"{ideal / even.step_seconds:.3f}",
         "efficiency": f"{before.efficiency:.3f}",
         "steps to adapt after the swap": steps_to_adapt(balanced.steps, swap),

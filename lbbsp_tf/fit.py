@@ -8,8 +8,8 @@ from functools import partial
 import keras
 
 from lbbsp_core.runtime.extensions.record_file import Recording
+from lbbsp_core.runtime.extensions.step_figures import StepFigures
 from lbbsp_core.runtime.extensions.stopping import Stopping
-from lbbsp_core.runtime.record.figures import RunningFigures
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.exactness import agreement, checks
@@ -37,9 +37,10 @@ class BalancedFit(keras.callbacks.Callback):
         self._training, self._input = training, training.input
         self._session = training.sessions.leader
         self._checkpoints = checkpoints
-        self._adds_figures, self._figures = logs and self.active, RunningFigures()
+        self._adds_figures = logs and self.active
+        self._figures = self._session.extensions[StepFigures].running
         if self._adds_figures:
-            self._session.observers.append(self._figures.add)
+            self._session.observers.append(lambda line: None)  # figures are of observed steps
         self._scalars = WorkerScalars(self._session)
         self._train_function: Callable[..., object] | None = None
         self._traced_for: tuple[object, ...] = ()
@@ -84,7 +85,7 @@ class BalancedFit(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
-        self._figures.begin_epoch()
+        self._figures.begin_epoch(self._session.step)
         if self._in_fit:
             if self.active:
                 self._training.begin_epoch()

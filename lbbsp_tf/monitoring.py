@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.loop.session import WorkerSession
+from lbbsp_core.runtime.record.figures import figures_of
 from lbbsp_core.runtime.record.record import StepLine, counted
 
 logger = logging.getLogger("lbbsp.tf")
@@ -25,7 +26,8 @@ class WorkerScalars:
 
     Each worker has a run ``lbbsp/worker_2`` in the callback's folder, so that its curves lie over
     those of the others: ``batch_size``, ``busy_seconds``, ``waiting_seconds`` and
-    ``predicted_over_measured``. The run ``lbbsp/plan`` has ``plan_changes``. A point is written
+    ``predicted_over_measured``. The run ``lbbsp/all`` has the figures of
+    `lbbsp_core.runtime.record.figures` and ``plan_changes``. A point is written
     after ``update_freq`` steps, and after each epoch; it is the mean over the regular steps since
     the last one, or over all if none is regular (the number of changed plans, respectively), at
     the last global step.
@@ -84,8 +86,11 @@ class WorkerScalars:
         try:
             for rank in range(len(lines[-1].sizes)):
                 self._write_scalars(f"worker_{rank}", step, scalars_of(lines, rank))
+            figures = figures_of(lines)
+            scalars = {} if figures is None else figures._asdict()
             if not lines[-1].work:  # with known work the samples are divided again in each step
-                self._write_scalars("plan", step, {"plan_changes": self._changes(lines)})
+                scalars["plan_changes"] = self._changes(lines)
+            self._write_scalars("all", step, scalars)
         except (OSError, tf.errors.OpError) as error:
             logger.warning("scalars for TensorBoard cannot be written any more: %s", error)
             self._folder = None

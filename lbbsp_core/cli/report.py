@@ -11,25 +11,37 @@ from lbbsp_core.cli import options
 
 @options.one_line_errors
 def report(
-    run_dir: Path = typer.Argument(
-        metavar="RUN_DIR", help="Folder with run.jsonl, or the file itself."
+    run_dirs: list[Path] = typer.Argument(
+        metavar="RUN_DIR [RUN_DIR]", help="Folder with run.jsonl, or the file itself; or two."
     ),
     out: Path | None = typer.Option(
-        None, "--out", "-o", metavar="FILE", help="File to write. Default: RUN_DIR/report.html."
+        None,
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="File to write. Default: report.html in RUN_DIR; of two runs, comparison.html in the "
+        "second one.",
     ),
     json_file: options.JsonFile = None,
 ) -> None:
-    """Show what a run gained, where time was lost, and what to change.
+    """Show what a run gained and where time was lost, or compare two runs.
 
     Writes one HTML file, which needs no network: verdict, advice, charts and figures.
     """
-    from lbbsp_core.report.html import write_report
+    from lbbsp_core.report.html import write_comparison, write_report
 
-    inputs = [run_dir, run_dir / "run.jsonl"]
+    if len(run_dirs) > 2:
+        raise ValueError(f"RUN_DIR must be one run, or two to compare, got {len(run_dirs)}")
+    inputs = [*run_dirs, *(run_dir / "run.jsonl" for run_dir in run_dirs)]
     console, _ = options.consoles(json_file, inputs)
-    path = out or (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
+    last = run_dirs[-1]
+    name = "report.html" if len(run_dirs) == 1 else "comparison.html"
+    path = out or (last if last.is_dir() else last.parent) / name
     options.require_writable_file("--out", path, inputs)
-    figures = write_report(run_dir, path)
+    if len(run_dirs) == 1:
+        figures = write_report(last, path)
+    else:
+        figures = write_comparison(run_dirs[0], last, path)
     options.show(console, str(figures["verdict"]))
     options.write_figures(json_file, figures)
     options.show(console, f"report written to {path}")

@@ -17,8 +17,9 @@ from rich.text import Text
 
 from lbbsp_core.cli import options
 from lbbsp_core.report.live import LiveRun, View, WorkerView
-from lbbsp_core.report.page import duration
+from lbbsp_core.report.page import duration, percent
 from lbbsp_core.runtime.record.events import FAILED, FINISHED, INTERRUPTED
+from lbbsp_core.runtime.record.figures import RECENT
 from lbbsp_core.validate import require_nonnegative
 
 _LATE_SECONDS: Final = 10.0
@@ -119,7 +120,7 @@ def render(view: View, rows: int | None = None, wait: float = 0.0) -> Group:
         workers = tuple(by_time[:rows])
         rest = f"and {len(by_time) - rows} more workers, none of which is slower"
     state = Text(f"{view.framework}: ", "bold").append(*_progress(view, wait))
-    said = (_pace(view), _who_waits(view), *_causes(view), _gain(view))
+    said = (_pace(view), _who_waits(view), *_causes(view), *_figures(view))
     sentences = [Text(each) for each in said if each]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("#", "host", "device"):
@@ -227,20 +228,22 @@ def _who_waits(view: View) -> str:
     longest = max(worker.waiting or 0.0 for worker in view.workers)
     if longest <= _BALANCED:
         return f"Balanced: no worker waits for more than {_BALANCED:.0%} of a step."
-    share = f"{view.recent.waiting:.0%} of all workers' time, up to {longest:.0%} of one worker's."
+    share = f"up to {longest:.0%} of a step."
     if view.slowest is None:
         return f"Workers wait for each other in turn: {share}"
     return f"The others wait for {_name(view.workers[view.slowest])}: {share}"
 
 
-def _gain(view: View) -> str:
-    """Returns a sentence about the estimated speed-up."""
-    if view.so_far is None or view.recent is None:
-        return ""
-    return (
-        f"Estimated speed-up over even batches: {view.so_far.speedup:.2f}x so far, "
-        f"{view.recent.speedup:.2f}x now (without communication)."
-    )
+def _figures(view: View) -> Iterator[str]:
+    """Yields the figures of the run, each line with its window."""
+    windows = ("All steps so far", view.so_far), (f"The last {RECENT} regular steps", view.recent)
+    for window, figures in windows:
+        if figures is not None:
+            yield (
+                f"{window}: waiting for other workers {percent(figures.waiting, 1)}, waiting and "
+                f"communication {percent(figures.waiting_and_communication, 1)}, estimated "
+                f"speed-up over even batches {figures.speedup:.2f}."
+            )
 
 
 def _seconds(seconds: float) -> str:

@@ -80,7 +80,11 @@ class CostShape:
 
     def init(self) -> CostShapeState:
         """Returns the state with the overhead of the prior."""
-        overhead = min(max(float(self.prior.effective_samples(0)), 0.0), self.max_overhead)
+        return self.starting_from(float(self.prior.effective_samples(0)))
+
+    def starting_from(self, overhead: float) -> CostShapeState:
+        """Returns a state with another overhead than that of the prior, in samples."""
+        overhead = min(max(overhead, 0.0), self.max_overhead)
         return CostShapeState(overhead, None, 1.0, overhead)
 
     def effective_samples(self, state: CostShapeState, samples: float) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from lbbsp_core.files import write_whole
 from lbbsp_core.launch import launch
 from lbbsp_core.report.pictures import draw_comparison
-from lbbsp_core.report.summary import Comparison, Figures, Outcome, summarise
+from lbbsp_core.report.summary import Comparison, Outcome, Summary, summarise
 from lbbsp_core.runtime.record.record import Run, read_run
 
 logger = logging.getLogger("lbbsp.demo")
@@ -134,7 +134,7 @@ def train(plan: Plan, training: Training) -> FinishedRun:
     return FinishedRun(read_run(folder), outcome)
 
 
-def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Figures:
+def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Summary:
     """Computes the figures, and writes ``summary.json``, ``demo.html`` and ``report.html``.
 
     A file that cannot be written is reported in a warning.

@@ -14,12 +14,15 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
+# A colour means one thing throughout: a worker (or policy), what workers do, a measured or
+# estimated series, a run.
 COLOURS = (
-    "#2f7fc1", "#e08e2b", "#2a9d8f", "#d1495b", "#8f5fbf", "#8c6d31", "#d36ba6", "#6b7f2a",
-    "#1aa3c9", "#a0522d", "#5f6fd1", "#7a8793",
+    "#2a9d8f", "#d1495b", "#7b5cc4", "#7f8f1f", "#a0522d", "#0f6f8c", "#c77dd6", "#4a7c2f",
+    "#7a1f3d", "#5f6fd1", "#00b39b", "#b56576",
 )  # fmt: skip
-BUSY, WAITING, COMMUNICATION = "#2f7fc1", "#e9a13b", "#9aa5b1"
-MEASURED, FORECAST = "#9aa5b1", "#d1495b"
+BUSY, WAITING, COMMUNICATION = "#2f7fc1", "#e9a13b", "#b4bec9"
+MEASURED, ESTIMATED = "#6b7684", "#e0218a"
+RUNS = "#8c6d31", "#12a150"
 WORKERS_AXIS = {"autorange": "reversed", "automargin": True, "showgrid": False}
 POLICIES = {
     "bsp": "#7a8793",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import defaultdict, deque
@@ -15,8 +14,8 @@ from typing import Any
 from lbbsp_core.report.causes import causes
 from lbbsp_core.runtime.record import record
 from lbbsp_core.runtime.record.events import ENDS, PLANNED, EventLine
-from lbbsp_core.runtime.record.figures import RECENT, Figures, StepTimes, figures_of, total
-from lbbsp_core.runtime.record.record import PushLine, RunHeader, StepLine, counted
+from lbbsp_core.runtime.record.figures import RECENT, Figures, StepTimes, TimesSoFar, total
+from lbbsp_core.runtime.record.record import PushLine, RunHeader, StepLine
 from lbbsp_core.validate import one_line, parse_json
 
 _SLOW = 0.9
@@ -32,11 +31,10 @@ class WorkerView:
     device: str  # its device as a short text; empty if unknown
     batch_size: int | None = None  # samples of its last batch; None before the first step
     busy_seconds: float | None = None  # mean busy time of a step
-    # mean time of a step until the slowest worker was done; None where workers need not be in the
-    # same step
+    # mean time of a step in which it waited for slower workers; None where workers need not be in
+    # the same step
     waiting_seconds: float | None = None
-    # share of the slowest worker's busy time for which it waited, in [0, 1]
-    waiting: float | None = None
+    waiting: float | None = None  # the same as a share of the time of the steps, in [0, 1)
     prediction: float | None = None  # predicted over measured busy time; None without predictions
     # pushes of this worker so far, where workers need not be in the same step
     pushes: int | None = None
@@ -47,7 +45,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """State of a run at one moment; *recent* is over the last `RECENT` steps."""
+    """State of a run at one moment; *recent* is over the last `RECENT` regular steps."""
 
     framework: str
     workers: tuple[WorkerView, ...]  # workers by rank
@@ -58,9 +56,10 @@ class View:
     # rank of the worker that the others wait for, recent; None if unknown, or if several workers
     # are the slowest in turn
     slowest: int | None
-    # waiting and speed-up, see `runtime.record.figures`; None before the first step
+    # see `runtime.record.figures`; None before the first step
     recent: Figures | None
-    so_far: Figures | None  # the same over all regular steps
+    # the same over all regular steps since the number of workers last changed, as in reports
+    so_far: Figures | None
     # time since the end, or else the last step, or else the start; None if unknown
     age_seconds: float | None
     # time from the last start to the end, or to the last step; None if unknown
@@ -117,7 +116,7 @@ class LiveRun:
     @property
     def last_step(self) -> StepLine | None:
         """Last step; None before the first one."""
-        return self._steps[-1] if self._steps else None
+        return self._last
 
     def view(self, now: float | None = None) -> View:
         """Returns the state of the run."""
@@ -126,9 +125,9 @@ class LiveRun:
         started, last = header.started, self._last_time
         since = started if last is None else last
         elapsed = None if last is None or started is None else max(0.0, last - started)
-        steps, recent = counted(self._steps), figures_of(self._steps)
-        slowest = fmean(max(line.busy_seconds) for line in steps) if steps else 0.0
-        workers = [self._worker(header, rank, steps, slowest) for rank in range(header.workers)]
+        steps, times = self._steps, total(map(StepTimes.of, self._steps))
+        recent = times.figures
+        workers = [self._worker(header, rank, steps, times) for rank in range(header.workers)]
         workers = _with_causes(workers, steps)
         waits = [worker.waiting_seconds or 0.0 for worker in workers]
         steps_per_second, samples_per_second = self._rates(steps)
@@ -142,7 +141,7 @@ class LiveRun:
             # It waits less than half as long as all workers do on average.
             slowest=waits.index(min(waits)) if 2 * min(waits) < fmean(waits) else None,
             recent=recent,
-            so_far=self._sums.figures or recent,
+            so_far=self._so_far.figures or recent,
             age_seconds=None if since is None else max(0.0, now - since),
             elapsed_seconds=elapsed,
             restarts=self._starts - 1,
@@ -156,12 +155,13 @@ class LiveRun:
     def _forget(self) -> None:
         self.header: RunHeader | None = None
         self.unreadable = self._starts = 0
-        self._sums = StepTimes(0.0, 0.0, 0.0)
+        self._so_far = TimesSoFar()
 
     def _start(self, header: RunHeader) -> None:
         self._starts += 1
         self.header = header
         self._steps: deque[StepLine] = deque(maxlen=RECENT)
+        self._last: StepLine | None = None
         self._pushes: defaultdict[int, deque[PushLine]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._step: int | None = None
         self._last_time: float | None = None
@@ -180,13 +180,12 @@ class LiveRun:
             if line.event in ENDS:
                 self._end, self._last_time = line.event, line.time
         elif isinstance(line, StepLine):
-            sums = total((self._sums, StepTimes.of(line)))
-            if not all(map(math.isfinite, sums)):
-                raise ValueError(f"{where}: times must have a finite sum, got {sums}")
-            if line.is_regular:
-                self._sums = sums
-            self._first = self._first or line
-            self._steps.append(line)
+            self._so_far.add(line)
+            if self._steps and not self._steps[-1].is_regular:
+                self._steps.clear()  # an irregular step counts only until there is another one
+            if line.is_regular or not self._steps:
+                self._steps.append(line)
+            self._first, self._last = self._first or line, line
             self._step, self._last_time, self._stop = line.step, line.time, line.stop
         else:
             self._pushes[line.worker].append(line)
@@ -221,7 +220,7 @@ class LiveRun:
         return (count / seconds, samples / seconds) if seconds > 0 else (None, None)
 
     def _worker(
-        self, header: RunHeader, rank: int, steps: Sequence[StepLine], slowest: float
+        self, header: RunHeader, rank: int, steps: Sequence[StepLine], times: StepTimes
     ) -> WorkerView:
         worker = WorkerView(rank, _name(header.hosts, rank), _name(header.devices, rank))
         if pushes := self._pushes.get(rank):
@@ -233,13 +232,14 @@ class LiveRun:
             )
         if not steps:
             return worker if header.sync is None else replace(worker, pushes=0)
-        busy = fmean(line.busy_seconds[rank] for line in steps)
+        busy = sum(line.busy_seconds[rank] for line in steps)
+        waited = max(times.slowest - busy, 0.0)
         return replace(
             worker,
-            batch_size=self._steps[-1].sizes[rank],
-            busy_seconds=busy,
-            waiting_seconds=slowest - busy,
-            waiting=(slowest - busy) / slowest if slowest > 0 else 0.0,
+            batch_size=None if self._last is None else self._last.sizes[rank],
+            busy_seconds=busy / len(steps),
+            waiting_seconds=waited / len(steps),
+            waiting=waited / times.seconds if times.seconds > 0 else 0.0,
             prediction=_prediction(steps, rank),
         )
 

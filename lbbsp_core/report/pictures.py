@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -12,8 +12,9 @@ import numpy as np
 from lbbsp_core.report import charts
 from lbbsp_core.report.charts import Chart
 from lbbsp_core.report.page import Content, write_page
-from lbbsp_core.report.summary import Comparison, RunSummary, summarise
+from lbbsp_core.report.summary import measured, summary_of
 from lbbsp_core.runtime.record.record import Run
+from lbbsp_core.runtime.record.table import StepTable, step_table
 
 if TYPE_CHECKING:
     from lbbsp_core.profiler import ProfileResult
@@ -28,33 +29,99 @@ _FITS: Final[dict[str, dict[str, Any]]] = {
 
 
 def draw_comparison(
-    bsp: Run, lbbsp: Run, path: Path, *, speeds: Sequence[float] | None = None, note: str = ""
-) -> None:
-    """Draws two runs of one training, plain and balanced, as an HTML page.
+    first: Run,
+    second: Run,
+    path: Path,
+    *,
+    names: tuple[str, str] = ("plain BSP", "LB-BSP"),
+    speeds: Sequence[float] | None = None,
+    note: str = "",
+    command: str = "demo",
+) -> dict[str, object]:
+    """Draws two runs side by side, as an HTML page.
 
-    The upper charts show one bar per worker, busy time followed by waiting time, for both runs on
-    one scale. The lower chart shows the batch sizes of the balanced run, step by step.
+    The upper charts show one bar per worker for the mean step of each run, on one scale: busy,
+    waiting for slower workers, communication. The others show the time of each step, and the batch
+    sizes.
 
     Args:
-        bsp: Record of the plain run.
-        lbbsp: Record of the balanced run.
+        first: Record of the run that is compared with, such as the plain one.
+        second: Record of the other run, such as the balanced one.
         path: File to write; its folder is created.
+        names: Name of each run.
         speeds: Relative speed of each worker, shown beside its name.
         note: Line under the title, such as the accuracies.
+        command: Command that writes the page.
+
+    Returns:
+        The figures, as ``lbbsp report --json`` writes them for two runs.
+
+    Raises:
+        ValueError: A run cannot be compared: it has no measured step, or no common steps.
     """
     from lbbsp_core.report.html.step_charts import batch_chart  # imports parts of SciPy
-    from lbbsp_core.report.html.table import step_table
 
-    comparison = Comparison(summarise(bsp), summarise(lbbsp))
-    names = _names(speeds or [1.0] * comparison.lbbsp.workers)
-    scale = 1.05e3 * max(comparison.bsp.step_seconds, comparison.lbbsp.step_seconds)
-    drawn = [
-        _step_chart("plain", "Plain BSP: equal batches", bsp, comparison.bsp, names, scale),
-        _step_chart("balanced", "LB-BSP: balanced batches", lbbsp, comparison.lbbsp, names, scale),
-        batch_chart(step_table(lbbsp), names),
+    tables = [_measured(run, name) for run, name in zip((first, second), names, strict=True)]
+    summaries = [summary_of(table) for table in tables]
+    speedup = summaries[1].samples_per_second / summaries[0].samples_per_second
+    scale = 1.05e3 * max(float(table.seconds.mean()) for table in tables)
+    labels = [_names(speeds or [1.0] * table.workers) for table in tables]
+    sides = list(zip(("first", "second"), names, tables, labels, strict=True))
+    drawn = [_step_chart(side, name, table, own, scale) for side, name, table, own in sides]
+    drawn.append(_times(names, tables))
+    for side, name, table, own in sides:
+        chart = batch_chart(table, own)
+        title = f"{chart.title}: {name}"
+        drawn.append(replace(chart, name=f"batches-{side}", title=title, wide=False))
+    word = "slower than" if speedup < 1 else "as fast as"
+    rest = f" ({speedup:.2f}×)" if speedup < 1 else ""
+    times = "" if speedup < 1 else f"{speedup:.2f}× "
+    verdict = f"{names[1]} trains {times}{word} {names[0]}{rest}"
+    differences = _differences(tables)
+    values = {"names": names, "summaries": summaries, "tables": tables, "differences": differences}
+    title = f"lbbsp {command}: {names[0]}, {names[1]}"
+    content = Content(
+        command, title, verdict, drawn, note=note, template="compare.html", values=values
+    )
+    write_page(content, path)
+    runs = [
+        {
+            "name": name,
+            "step_seconds": each.step_seconds,
+            "samples_per_second": each.samples_per_second,
+            "communication_seconds": each.communication_seconds,
+            **each.figures._asdict(),
+            "measured_steps": len(table.steps),
+        }
+        for name, each, table in zip(names, summaries, tables, strict=True)
     ]
-    verdict = f"LB-BSP trains {comparison.speedup:.2f}× as fast as plain BSP"
-    write_page(Content("demo", "lbbsp demo", verdict, drawn, note=note), path)
+    return {"verdict": verdict, "speedup": speedup, "runs": runs, "differences": differences}
+
+
+def _measured(run: Run, name: str) -> StepTable:
+    if run.pushes:
+        raise ValueError(
+            f"{name} is the record of an asynchronous run: only runs whose workers are in the same "
+            "step can be compared"
+        )
+    try:
+        return measured(step_table(run))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _differences(tables: Sequence[StepTable]) -> dict[str, list[str]]:
+    """Returns what differs between the settings of two runs, by name."""
+    compared = ("framework", "workers", "global_batch_size", "num_samples", "seed", "lag", "policy",
+                "predictor", "cost", "hosts", "devices", "versions")  # fmt: skip
+    found = {name: [_shown(getattr(each.header, name)) for each in tables] for name in compared}
+    return {name.replace("_", " "): both for name, both in found.items() if both[0] != both[1]}
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        value = tuple(f"{name} {text}" for name, text in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _names(speeds: Sequence[float]) -> list[str]:
@@ -66,23 +133,37 @@ def _names(speeds: Sequence[float]) -> list[str]:
 
 
 def _step_chart(
-    name: str, title: str, run: Run, summary: RunSummary, names: Sequence[str], scale: float
+    side: str, name: str, table: StepTable, names: Sequence[str], scale: float
 ) -> Chart:
-    """Returns the busy and waiting milliseconds of a step, as a bar per worker."""
-    step = 1e3 * summary.step_seconds
-    busy = np.minimum(1e3 * np.array(summary.busy_seconds), step)
-    sizes = [round(median(own)) for own in zip(*(s.sizes for s in run.last_half()), strict=True)]
-    texts = [f"{size} samples" for size in sizes]
+    """Returns what each worker does in the mean step of a run, in milliseconds, as bars."""
+    sizes, busy = table.sizes.mean(axis=0), 1e3 * table.busy.mean(axis=0)
+    waits = 1e3 * (table.slowest[:, None] - table.busy).mean(axis=0)
+    communication = np.full_like(busy, 1e3 * float((table.seconds - table.slowest).mean()))
+    texts = [f"{size:.3g} samples" for size in sizes]
     traces = [
         charts.bar(names, busy, "busy", charts.BUSY, "ms", text=texts, insidetextanchor="middle"),
-        charts.bar(names, step - busy, "waiting", charts.WAITING, "ms"),
+        charts.bar(names, waits, "waiting for other workers", charts.WAITING, "ms"),
+        charts.bar(names, communication, "communication", charts.COMMUNICATION, "ms"),
     ]
-    rows = [["worker", "samples", "busy, ms", "waiting, ms"]]
+    rows = [["worker", "samples", "busy, ms", "waiting for other workers, ms"]]
     for rank, size in enumerate(sizes):
-        rows.append([str(rank), str(size), f"{busy[rank]:.0f}", f"{step - busy[rank]:.0f}"])
-    caption = f"{step:.0f} ms a step: medians of the last half of the run."
+        rows.append([str(rank), f"{size:.4g}", f"{busy[rank]:.3g}", f"{waits[rank]:.3g}"])
+    caption = f"Means of {len(table.steps):,} measured steps, "
+    caption += f"{1e3 * table.seconds.mean():.3g} ms each."
     layout = charts.bar_layout(len(names), title={"text": "ms"}, range=[0, scale])
-    return Chart(name, title, caption, traces, layout, rows)
+    return Chart(side, name, caption, traces, layout, rows)
+
+
+def _times(names: Sequence[str], tables: Sequence[StepTable]) -> Chart:
+    """Returns the time of each step of two runs."""
+    traces, columns = [], {}
+    for number, (name, table) in enumerate(zip(names, tables, strict=True)):
+        columns[f"{number + 1}: {name}"] = 1e3 * table.seconds
+        times = 1e3 * table.seconds[:, None]
+        traces += charts.lines(table.steps, times, [name], color=charts.RUNS[number])
+    caption = "Time of each measured step of both runs."
+    rows = charts.spread_table("time of a step, ms", columns)
+    return Chart("steps", "Time of a step", caption, traces, charts.axes("step", "ms"), rows, True)
 
 
 def draw_profile(result: ProfileResult, path: Path) -> None:
@@ -90,8 +171,8 @@ def draw_profile(result: ProfileResult, path: Path) -> None:
     batches = np.array([point.batch for point in result.points], np.float64)
     seconds = np.array([point.seconds for point in result.points])
     dense = np.unique(np.geomspace(batches[0], batches[-1], 400))
-    measured = charts.curve(batches, 1e3 * seconds, "measured", mode="markers")
-    measured |= {"marker": {"color": charts.MEASURED, "size": 9}}
+    points = charts.curve(batches, 1e3 * seconds, "measured", mode="markers")
+    points |= {"marker": {"color": charts.MEASURED, "size": 9}}
     fits, errors = [], []
     for name, fit in result.fits.items():
         error = "" if fit.cv_error is None else f", {100 * fit.cv_error:.1f} % on unseen batches"
@@ -111,7 +192,7 @@ def draw_profile(result: ProfileResult, path: Path) -> None:
     for layout in layouts:
         layout["xaxis"]["type"], layout["shapes"] = "log", shapes
     drawn = [
-        Chart("curve", "Time of a step", caption, [*fits, measured], layouts[0], wide=True),
+        Chart("curve", "Time of a step", caption, [*fits, points], layouts[0], wide=True),
         Chart("errors", "Errors", "Error of each fit.", errors, layouts[1], wide=True),
     ]
     write_page(Content("profile", "lbbsp profile", result.device, drawn), path)

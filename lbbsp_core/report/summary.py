@@ -1,17 +1,9 @@
-r"""Figures of a run: time of a step, waiting times, and the distance from the ideal.
+r"""Summary of a run: time of a step, its figures, and the distance from the ideal.
 
-Symbols, over the *steady* steps (the regular ones of the run's last half), for worker i of N:
-
-===============  ==================================================================
-wall             seconds from barrier to barrier, as rank 0 sees it
-busy_i           busy time of worker i in between, in seconds
-wait_i           wall - busy_i: waiting for slower workers, then for the all-reduce
-communication    wall - max busy_i: from the last arrival to the release
-===============  ==================================================================
-
-A step is *regular* if it is full and no measurement was excluded in it. The *ideal* step is the
-one of a plan with perfect foresight: the smallest possible slowest busy time for the global batch
-X, at each worker's cost per sample in the same run, plus the communication of that run.
+All of it is over the *measured* steps of the run (`StepTable.is_measured`): the regular ones, in
+which all workers were measured. The *ideal* step is the one of a plan with perfect foresight: the
+smallest possible slowest busy time for the global batch X, at each worker's cost per sample in the
+same run, plus the communication of that run.
 """
 
 from __future__ import annotations
@@ -25,27 +17,24 @@ import numpy.typing as npt
 
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
-from lbbsp_core.runtime.record.record import Run, StepLine, counted
+from lbbsp_core.runtime.record.figures import Figures
+from lbbsp_core.runtime.record.record import Run
+from lbbsp_core.runtime.record.table import Floats, StepTable, step_table
 
-_SHORTEST = 1e-12
-"""Shorter times are no measurements, and speeds computed from them could overflow."""
-
-Floats = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Figures of one run; tuples are by rank.
+    """Summary of one run; tuples are by rank.
 
     Args:
         workers: Number of workers, N.
         global_batch_size: Samples of a full step, X.
-        step_seconds: Median wall of the steady steps.
-        busy_seconds: Median busy time of each worker in them.
-        waiting_share: Sum of waits / (N * sum of wall), in [0, 1).
-        communication_seconds: Median time from the last arrival to the release, over *all* regular
-            steps of the run.
+        step_seconds: Median time of a step, from barrier to barrier.
+        busy_seconds: Median busy time of each worker.
+        figures: Shares of waiting, and the estimated speed-up over even batches.
+        communication_seconds: Median time from the last arrival at the barrier to the release.
         ideal_busy_seconds: Smallest possible slowest busy time, see `ideal_busy_seconds`.
     """
 
@@ -53,7 +42,7 @@ class RunSummary:
     global_batch_size: int
     step_seconds: float
     busy_seconds: tuple[float, ...]
-    waiting_share: float
+    figures: Figures
     communication_seconds: float
     ideal_busy_seconds: float
 
@@ -73,12 +62,12 @@ class RunSummary:
         return self.ideal_step_seconds / self.step_seconds
 
     @property
-    def efficiency_without_communication(self) -> float:
-        """Ratio of the ideal busy time to the achieved step: the all-reduce counts as loss."""
+    def ideal_busy_share(self) -> float:
+        """Ratio of the ideal busy time to the achieved step: communication counts as loss, too."""
         return self.ideal_busy_seconds / self.step_seconds
 
 
-Figures = dict[str, Any]
+Summary = dict[str, Any]
 """Content of ``summary.json``; see `Comparison`, `RunSummary` and `Outcome`."""
 
 
@@ -104,7 +93,7 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """Ratio of the BSP step to the balanced step."""
+        """Ratio of the BSP step to the balanced step, as measured."""
         return self.bsp.step_seconds / self.lbbsp.step_seconds
 
     @property
@@ -112,7 +101,7 @@ class Comparison:
         """Ratio of the BSP step to the ideal step of the balanced run."""
         return self.bsp.step_seconds / self.lbbsp.ideal_step_seconds
 
-    def figures(self, bsp: Outcome, lbbsp: Outcome) -> Figures:
+    def figures(self, bsp: Outcome, lbbsp: Outcome) -> Summary:
         """Returns all figures, as ``summary.json`` holds them."""
         difference, largest = weight_difference(bsp.weights, lbbsp.weights)
         return {
@@ -120,7 +109,9 @@ class Comparison:
                 name: {
                     "step_seconds": run.step_seconds,
                     "busy_seconds": list(run.busy_seconds),
-                    "waiting_share": run.waiting_share,
+                    "waiting": run.figures.waiting,
+                    "waiting_and_communication": run.figures.waiting_and_communication,
+                    "estimated_speedup": run.figures.speedup,
                     "accuracy": outcome.accuracy,
                     "samples_per_second": run.samples_per_second,
                 }
@@ -132,33 +123,43 @@ class Comparison:
             "speedup": self.speedup,
             "ideal_speedup": self.ideal_speedup,
             "efficiency": self.lbbsp.efficiency,
-            "efficiency_without_communication": self.lbbsp.efficiency_without_communication,
+            "ideal_busy_share": self.lbbsp.ideal_busy_share,
             "max_weight_difference": difference,
             "max_abs_weight": largest,
         }
 
 
 def summarise(run: Run) -> RunSummary:
-    """Computes the figures of one run.
+    """Computes the summary of one run.
 
     Raises:
-        ValueError: The run has no steps, or a worker was not measured in any steady step.
+        ValueError: The run has no steps, or none in which all workers were measured.
     """
-    if not run.steps:
-        raise ValueError("the run must have at least one step, got none: train for longer")
-    sizes, busy, wall = _columns(run.last_half())
-    _, all_busy, all_wall = _columns(counted(run.with_same_workers()))
-    if not np.median(wall) > 0:
-        raise ValueError("the steps of the run must have taken some time, got wall_seconds of 0")
-    total = run.header.global_batch_size
+    return summary_of(measured(step_table(run)))
+
+
+def measured(table: StepTable) -> StepTable:
+    """Returns the measured steps of a run."""
+    found = table.select(table.is_measured)
+    if not len(found.steps):
+        raise ValueError(
+            "at least one step must show the busy times of all workers, and have taken some time, "
+            f"but none of {len(table.steps)} does: train for longer"
+        )
+    return found
+
+
+def summary_of(table: StepTable) -> RunSummary:
+    """Computes the summary of measured steps."""
+    total = table.header.global_batch_size
     return RunSummary(
-        workers=run.header.workers,
+        workers=table.workers,
         global_batch_size=total,
-        step_seconds=float(np.median(wall)),
-        busy_seconds=tuple(np.median(busy, axis=0).tolist()),
-        waiting_share=float((wall[:, None] - busy).sum() / (busy.shape[1] * wall.sum())),
-        communication_seconds=float(np.median(all_wall - all_busy.max(axis=1))),
-        ideal_busy_seconds=ideal_busy_seconds(sizes, busy, total),
+        step_seconds=float(np.median(table.seconds)),
+        busy_seconds=tuple(np.median(table.busy, axis=0).tolist()),
+        figures=table.figures,
+        communication_seconds=float(np.median(table.seconds - table.slowest)),
+        ideal_busy_seconds=ideal_busy_seconds(table.amounts, table.busy, total),
     )
 
 
@@ -180,16 +181,8 @@ def ideal_busy_seconds(sizes: Floats, busy: Floats, total: int) -> float:
         >>> ideal_busy_seconds(np.array([[5.0, 5.0]]), np.array([[0.5, 2.0]]), 10)
         0.8
     """
-    costs = []
-    for rank in range(sizes.shape[1]):
-        is_valid = (sizes[:, rank] > 0) & (busy[:, rank] > _SHORTEST)
-        if not is_valid.any():
-            raise ValueError(
-                f"worker {rank} must be measured in at least one steady step, got no measurement: "
-                "train for more steps"
-            )
-        speeds = sizes[is_valid, rank] / busy[is_valid, rank]
-        costs.append(Proportional(float(np.median(speeds))))
+    speeds = np.median(sizes / busy, axis=0).tolist()
+    costs = [Proportional(speed) for speed in speeds]
     best = allocate(costs, total=total)
     return max(cost(float(x)) for cost, x in zip(costs, best, strict=True))
 
@@ -201,10 +194,3 @@ def weight_difference(one: Sequence[Weights], other: Sequence[Weights]) -> tuple
         raise ValueError(f"both runs must train one model, got weights of shapes {shapes}")
     difference = max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
     return difference, max(float(np.abs(a).max()) for a in one)
-
-
-def _columns(steps: Sequence[StepLine]) -> tuple[Floats, Floats, Floats]:
-    """Returns sizes or work and busy seconds, ``(steps, workers)``; wall seconds, ``(steps,)``."""
-    lines = ((each.amounts, each.busy_seconds, each.wall_seconds) for each in steps)
-    sizes, busy, wall = (np.array(own, np.float64) for own in zip(*lines, strict=True))
-    return sizes, busy, wall

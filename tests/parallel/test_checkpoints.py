@@ -45,7 +45,9 @@ def test_an_interrupted_training_learns_what_an_unbroken_one_learns(jobs, kind, 
         assert seen["logs"] <= 1e-5
         assert seen["steps"][0] == seen["steps"][1]
         assert set(seen["figures"]) == {kind != "single"}
-        assert seen["history"] == ([] if kind == "single" else ["speedup", "waiting"])
+        assert seen["history"] == (
+            [] if kind == "single" else ["speedup", "waiting", "waiting_and_communication"]
+        )
         # A job that has ended trains nothing more.
         assert seen["again_steps"] == 0
         assert seen["again"] <= TOLERANCE

@@ -6,10 +6,11 @@ from itertools import pairwise
 from statistics import fmean
 
 import pytest
+from surfaces import check_recent, check_surfaces, part_of
 
 from lbbsp_core import read_run
 from lbbsp_core.runtime.exchange.handshake import cpu
-from lbbsp_core.runtime.record.figures import figures_of
+from lbbsp_core.runtime.record.figures import Figures
 
 EPOCH, X = 6, 32  # steps, samples a step
 
@@ -82,31 +83,40 @@ def test_a_batch_is_at_most_twice_its_even_share_by_default(seen):
     assert "limits=lbbsp_core.Limits(1, 32)" in seen[0]["notices"][0]
 
 
-def test_figures_in_the_logs_are_those_of_the_record(seen):
-    found = everywhere(seen, "figures")
-    steps = read_run(seen[0]["folder"] / "logs").steps
-    assert len(steps) == 3 * EPOCH
+def test_all_surfaces_say_the_same_figures(seen, tmp_path):
+    logs, run = everywhere(seen, "figures"), read_run(seen[0]["folder"] / "logs")
+    assert len(run.steps) == 3 * EPOCH
+    points = {(tag, step): value for name, step, tag, value in seen[0]["points"] if name == "all"}
     for epoch in range(3):
-        waiting, speedup = figures_of(steps[epoch * EPOCH : (epoch + 1) * EPOCH])
-        assert found["waiting"][epoch] == pytest.approx(waiting)
-        assert found["speedup"][epoch] == pytest.approx(speedup)
-        assert 0 < waiting < 1
+        # All workers know the time of a step with the next one.
+        steps = run.steps[epoch * EPOCH : (epoch + 1) * EPOCH - 1]
+        folder = part_of(run, steps, tmp_path / f"epoch-{epoch}")
+        of_epoch = Figures(*(logs[name][epoch] for name in Figures._fields))
+        check_surfaces(folder, logs=of_epoch)
+        assert 0 < of_epoch.waiting < of_epoch.waiting_and_communication < 1
+    for last in range(1, 3 * EPOCH, 2):
+        pair = part_of(run, run.steps[last - 1 : last + 1], tmp_path / f"point-{last}")
+        scalars = Figures(*(points[f"lbbsp/{name}", last] for name in Figures._fields))
+        check_surfaces(pair, TensorBoard=scalars)
+    check_surfaces(seen[0]["folder"] / "logs")
+    check_recent(seen[0]["folder"] / "logs", seen[0]["folder"] / "logs.prom")
     assert everywhere(seen, "steps") == [
-        [line.step, [*line.sizes], [*line.busy_seconds]] for line in steps
+        [line.step, [*line.sizes], [*line.busy_seconds]] for line in run.steps
     ]
 
 
 def test_all_callbacks_see_the_figures_from_the_first_step_and_epoch_on(seen):
     for keys in everywhere(seen, "keys_of_steps"):
-        assert keys == ["accuracy", "loss", "speedup", "waiting"]
+        assert keys == ["accuracy", "loss", *sorted(Figures._fields)]
     head, *rows = (line.split(",") for line in seen[0]["table"].splitlines())
-    assert head == ["epoch", "accuracy", "loss", "speedup", "val_accuracy", "val_loss", "waiting"]
-    figures = zip(*seen[0]["figures"].values(), strict=True)
-    for row, (waiting, speedup) in zip(rows, figures, strict=True):
-        assert [float(row[6]), float(row[3])] == pytest.approx([waiting, speedup])
+    metrics = ["val_accuracy", "val_loss"]
+    assert head == ["epoch", *sorted(["accuracy", "loss", *metrics, *Figures._fields])]
+    for name, values in seen[0]["figures"].items():
+        column = head.index(name)
+        assert [float(row[column]) for row in rows] == pytest.approx(values)
     epochs = [line for line in seen[0]["progress"].splitlines() if line.startswith("6/6")]
     assert len(epochs) == 3
-    assert all(" - waiting: " in line and " - speedup: " in line for line in epochs)
+    assert all(f" - {name}: " in line for name in Figures._fields for line in epochs)
     assert everywhere(seen, "without_figures") == ["accuracy", "loss"]
 
 
@@ -140,7 +150,7 @@ def test_each_worker_has_scalars_for_tensorboard_that_are_means_of_the_record(se
             assert written == pytest.approx(expected, rel=1e-5, abs=1e-7)
     assert mixed, "a step that is excluded from learning, beside one that is not"
     changes = sum(a.sizes != b.sizes for a, b in pairwise(steps))
-    assert changes == sum(value for (run, *_), value in found.items() if run == "plan")
+    assert changes == sum(x for (_, tag, _), x in found.items() if tag == "lbbsp/plan_changes")
 
 
 def test_the_record_names_the_machines_and_the_times(seen):

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 from jobs import BOUND_SECONDS, campaign, check_unequal, on, run
+from surfaces import check_recent, check_surfaces
 
 from lbbsp_core import read_run
 
@@ -288,8 +289,12 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for mode in ("even", "balanced"):
         run_dir = folder / mode
-        done = job("mx_training", mode, workers=3, run_dir=run_dir)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LBBSP_METRICS_FILE", str(run_dir / "job.prom"))
+            done = job("mx_training", mode, workers=3, run_dir=run_dir)
         assert done.status == 0
+        check_surfaces(run_dir)
+        check_recent(run_dir, run_dir / "job.prom")
         assert [done.results(rank)["rank"] for rank in range(3)] == [0, 1, 2]
     return {mode: read_run(folder / mode) for mode in ("even", "balanced")}
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 from jobs import campaign, run
 from mx_cluster import by_hand
+from surfaces import check_surfaces
 
 from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
 
@@ -32,7 +33,7 @@ def test_a_broken_job_ends_with_the_weights_of_an_unbroken_one(
 ):
     job = run(
         "mx_restart", str(tmp_path), fault, str(FAULT_STEP), str(rank), workers=3,
-        framework="mxnet", max_restarts=1, elastic=elastic,
+        framework="mxnet", max_restarts=1, elastic=elastic, run_dir=tmp_path / "run",
     )  # fmt: skip
     assert job.status == 0
     seen = [job.results(rank) for rank in range(3)]
@@ -55,6 +56,7 @@ def test_a_broken_job_ends_with_the_weights_of_an_unbroken_one(
     if fault == "preempt":
         assert "left with status 143" in said
     assert f"restart 1 of 1 with {workers} workers" in said
+    check_surfaces(tmp_path / "run")
 
 
 def test_servers_outlive_the_last_checkpoint_if_every_process_gets_a_signal(tmp_path):

@@ -15,18 +15,17 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "monitoring.md"
 CALLBACKS = re.findall(r"```python\n(class .*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
 
 
-@pytest.mark.parametrize(("work", "runs"), [((), {"plan", "worker_0"}), ((5.5,), {"worker_0"})])
-def test_changes_of_the_plan_are_counted_unless_the_work_is_known(tmp_path, work, runs):
+def test_each_worker_has_curves_and_so_have_all_together(tmp_path):
     observers = []
     scalars = WorkerScalars(SimpleNamespace(rank=0, observers=observers))
     scalars.begin_fit([keras.callbacks.TensorBoard(tmp_path)])
     line = StepLine(step=0, sizes=(4,), busy_seconds=(0.1,), predicted_seconds=(None,),
-                    wall_seconds=0.2, excluded=(), work=work)  # fmt: skip
+                    wall_seconds=0.2, excluded=())  # fmt: skip
     for observer in observers:
         observer(line)
     scalars.end_epoch()
     scalars.end_fit()
-    assert {path.name for path in (tmp_path / "lbbsp").iterdir()} == runs
+    assert {path.name for path in (tmp_path / "lbbsp").iterdir()} == {"all", "worker_0"}
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -14,9 +14,9 @@ import numpy as np
 
 from lbbsp_core.report.causes import causes
 from lbbsp_core.report.html.figures import BALANCED, RunReport
-from lbbsp_core.report.html.plain import Drop, lasting_drop, speeds_of
-from lbbsp_core.report.html.table import Floats, worker_names
+from lbbsp_core.report.html.speeds import Drop, lasting_drop, speeds_of
 from lbbsp_core.report.page import percent, times
+from lbbsp_core.runtime.record.table import Floats, worker_names
 
 MIN_STEPS: Final = 20
 SLOWER: Final = 1.5
@@ -73,7 +73,7 @@ def slower_worker(report: RunReport) -> Iterator[Advice]:
     """Reports workers that have become slower than they were, since when, and a likely cause."""
     table = report.measured
     names = worker_names(table.header, table.workers)
-    for rank, speeds in enumerate(speeds_of(table, report.plain).T):
+    for rank, speeds in enumerate(speeds_of(table).T):
         if (drop := lasting_drop(speeds, SLOWER)) is not None:
             since, causes = table.steps[drop.start], _causes(report, rank, drop.start)
             yield slower(rank, names[rank], drop, f"step {since}", causes)
@@ -89,7 +89,7 @@ def slower(rank: int, name: str, drop: Drop, since: str, causes: Iterable[str] =
 
 def unbalanced(report: RunReport) -> Iterator[Advice]:
     """Reports plain BSP, and batches that stayed equal, whose workers wait for slower ones."""
-    if report.plain is not None or report.gain is None:
+    if report.was_balanced or report.gain is None:
         return
     remedy = "Train with policy=LoadBalanced(), the default."
     if (report.table.header.policy or "").startswith("LoadBalanced("):
@@ -104,7 +104,7 @@ def unbalanced(report: RunReport) -> Iterator[Advice]:
         )
     yield Advice(
         "unbalanced",
-        f"The batches do not follow the speeds, and workers wait {percent(report.imbalance)} of "
+        f"The batches do not follow the speeds, and workers wait {percent(report.waiting)} of "
         f"the time for slower ones: a step can be up to {times(report.gain)} times as fast. "
         + remedy,
     )
@@ -113,7 +113,7 @@ def unbalanced(report: RunReport) -> Iterator[Advice]:
 def wrong_forecasts(report: RunReport) -> Iterator[Advice]:
     """Reports workers whose forecasts are far from the measurements."""
     wrong = [w for w in report.workers if w.forecast_rmse is not None and w.forecast_rmse >= WRONG]
-    if not wrong or report.plain is None:
+    if not wrong or not report.was_balanced:
         return
     worst = max(wrong, key=lambda worker: worker.forecast_rmse or 0.0)
     assert worst.forecast_rmse is not None
@@ -137,7 +137,7 @@ def wrong_forecasts(report: RunReport) -> Iterator[Advice]:
 
 def no_forecasts(report: RunReport) -> Iterator[Advice]:
     """Reports a run that was to be balanced, but has no forecasts."""
-    if report.plain is not None and np.isnan(report.table.predicted).all():
+    if report.was_balanced and np.isnan(report.table.predicted).all():
         yield Advice(
             "no-forecasts",
             "The record has no forecasts: the batch sizes do not follow predicted speeds. "
@@ -158,10 +158,10 @@ def short_steps(report: RunReport) -> Iterator[Advice]:
 
 def much_communication(report: RunReport) -> Iterator[Advice]:
     """Reports runs whose time is mostly communication."""
-    if report.communication_share >= COMMUNICATION and len(report.workers) > 1:
+    if report.communication >= COMMUNICATION and len(report.workers) > 1:
         yield Advice(
             "communication",
-            f"Communication takes {percent(report.communication_share)} of a step, which balancing "
+            f"Communication takes {percent(report.communication)} of a step, which balancing "
             "cannot shorten. Raise the global batch size, send less (mixed precision, a smaller "
             "model), or use a faster network.",
         )
@@ -174,7 +174,7 @@ def binding_limit(report: RunReport) -> Iterator[Advice]:
     that it ever had, and was *planned* to be ready early; at the bottom likewise.
     """
     table = report.measured
-    if report.plain is None:
+    if not report.was_balanced:
         return
     late = np.arange(len(table.steps)) >= len(table.steps) // 2
     late &= ~np.isnan(table.predicted).any(axis=1) & ~table.is_short
@@ -235,13 +235,13 @@ def many_excluded(report: RunReport) -> Iterator[Advice]:
 
 def varying_speeds(report: RunReport) -> Iterator[Advice]:
     """Reports waits in a run that is to be balanced for which no other rule has a reason."""
-    if report.plain is None or report.imbalance <= BALANCED:
+    if not report.was_balanced or report.waiting <= BALANCED:
         return
     errors = [w.forecast_rmse for w in report.workers if w.forecast_rmse is not None]
     wrong = f", and forecasts are wrong by {percent(float(np.mean(errors)))}" * bool(errors)
     yield Advice(
         "varying-speeds",
-        f"Workers wait {percent(report.imbalance)} of the time for slower ones{wrong}: each step "
+        f"Workers wait {percent(report.waiting)} of the time for slower ones{wrong}: each step "
         "waits for its slowest worker, and speeds vary from step to step. Larger global batches "
         "average over that. Where a batch of any size takes long, as on GPUs, measure what it "
         "costs (lbbsp profile) and pass cost=.",

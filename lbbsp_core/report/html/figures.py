@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from lbbsp_core.report.html.plain import PlainEstimate, plain_estimate
-from lbbsp_core.report.html.table import Floats, StepTable, known_workers, step_table
 from lbbsp_core.report.page import percent, times
-from lbbsp_core.report.summary import summarise
+from lbbsp_core.report.summary import measured, summary_of
+from lbbsp_core.runtime.record.figures import Figures
 from lbbsp_core.runtime.record.record import Run, Stop
+from lbbsp_core.runtime.record.table import Floats, StepTable, known_workers, step_table
 
 BALANCED = 0.10
 """Largest share of the time for which workers of a balanced run wait for slower ones."""
@@ -32,7 +32,7 @@ class WorkerFigures:
     batch: float  # mean batch size, in samples
     samples_per_second: float  # median of batch / busy time
     busy_share: float  # busy time / time of the steps
-    waiting_share: float  # time that it waited for slower workers / time of the steps
+    waiting: float  # time that it waited for slower workers / time of the steps
     # root of the mean squared error of its predicted busy times / their mean; None without
     # predictions
     forecast_rmse: float | None
@@ -77,79 +77,91 @@ class RunReport:
 
     table: StepTable  # all steps since the number of workers last changed
     measured: StepTable
-    # estimate of plain BSP; None if the record is one of plain BSP or of one worker, or if its
-    # batches stayed equal
-    plain: PlainEstimate | None
-    step_seconds: float  # median time of a step
-    total_seconds: float  # time of all steps of the table
-    waiting_share: float  # waits for slower workers and for the communication / (N * time)
-    communication_share: float  # time from the last arrival to the next step / time
-    # speed-up that a perfect plan would have had over the steady steps of the run, see
-    # `lbbsp_core.report.summary`; None if it is unknown
+    figures: Figures  # of the measured steps
+    # speed-up that a perfect plan would have had over the run, see `lbbsp_core.report.summary`;
+    # None if it is unknown
     balanced_speedup: float | None
     workers: tuple[WorkerFigures, ...]  # figures of each worker, by rank
     events: Events
 
     @property
-    def imbalance(self) -> float:
-        """Share of the time for which workers wait for slower ones, without communication."""
-        return max(self.waiting_share - self.communication_share, 0.0)
+    def was_balanced(self) -> bool:
+        """Whether batches were divided otherwise than by plain BSP, and not equally."""
+        return not (self.table.workers == 1 or self.table.is_plain or self.table.is_even)
+
+    @property
+    def waiting(self) -> float:
+        """Share of the time in which workers wait for slower ones."""
+        return self.figures.waiting
+
+    @property
+    def communication(self) -> float:
+        """Share of the time from the last arrival at the barrier to the next step."""
+        return self.figures.waiting_and_communication - self.figures.waiting
+
+    @property
+    def step_seconds(self) -> float:
+        """Median time of a step."""
+        return float(np.median(self.measured.seconds))
+
+    @property
+    def total_seconds(self) -> float:
+        """Time of all steps of the table."""
+        return float(self.table.wall.sum())
 
     @property
     def gain(self) -> float | None:
         """Speed-up of balanced batches where workers wait for slower ones; None if it is small."""
         gain = self.balanced_speedup
-        if gain is None or self.imbalance <= BALANCED or gain < 1 + _SAME:
+        if gain is None or self.waiting <= BALANCED or gain < 1 + _SAME:
             return None
         return gain
 
     @property
     def samples_per_second(self) -> float:
         """Samples of the measured steps per second."""
-        return float(self.measured.sizes.sum() / self.measured.wall.sum())
+        return float(self.measured.sizes.sum() / self.measured.seconds.sum())
 
     @property
     def verdict(self) -> str:
         """One sentence that says how well the run was balanced, and what that gained."""
+        idle = self.figures.waiting_and_communication
         if len(self.workers) == 1:
             return (
-                "One worker: there is nothing to balance. It was busy "
-                f"{percent(1 - self.waiting_share)} of the time."
+                f"One worker: there is nothing to balance. It was busy {percent(1 - idle)} of "
+                "the time."
             )
-        waited = f"workers waited {percent(self.waiting_share)} of the time"
-        if self.waiting_share > BALANCED and 2 * self.communication_share > self.waiting_share:
-            waited += ", mostly for the communication"
-        if self.plain is None:
+        waited = (
+            f"workers waited {percent(self.waiting)} of the time for slower ones, and "
+            f"{percent(idle)} with the communication"
+        )
+        if not self.was_balanced:
             name = "plain BSP" if self.table.is_plain else "batches stayed equal"
             if self.gain is None:
-                return f"{name[0].upper()}{name[1:]}: {waited}, and balancing would gain little."
+                return f"{name[0].upper()}{name[1:]}: {waited}. Balancing would gain little."
             return (
                 f"Not balanced, {name}: {waited}. With balanced batches a step would be up to "
                 f"{times(self.gain)} times as fast."
             )
-        speedup = self.plain.speedup
+        speedup = self.figures.speedup
         word = "Partly balanced" if speedup > 1 + _SAME else "Unbalanced"
-        word = "Balanced" if self.imbalance <= BALANCED else word
+        word = "Balanced" if self.waiting <= BALANCED else word
         compared, rest = f"{times(speedup)} times as fast as", ""
         if abs(speedup - 1) <= _SAME:
             compared = "about as fast as"
         elif speedup < 1:
             compared, rest = "slower than", f" ({times(speedup)} times as fast)"
-        return f"{word}: {compared} plain BSP would have been{rest}; {waited}."
+        return f"{word}: {compared} plain BSP would have been{rest}, by estimate; {waited}."
 
-    def figures(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """Returns the figures as the option ``--json`` writes them."""
-        plain = self.plain
         return {
             "verdict": self.verdict,
-            "speedup": None if plain is None else plain.speedup,
-            "speedup_range": None if plain is None else [plain.low, plain.high],
+            **self.figures._asdict(),
             "balanced_speedup": self.balanced_speedup,
             "step_seconds": self.step_seconds,
             "total_seconds": self.total_seconds,
             "samples_per_second": self.samples_per_second,
-            "waiting_share": self.waiting_share,
-            "communication_share": self.communication_share,
             "measured_steps": len(self.measured.steps),
             "workers": [asdict(worker) for worker in self.workers],
             "events": asdict(self.events),
@@ -159,27 +171,13 @@ class RunReport:
 def run_report(run: Run) -> RunReport:
     """Computes the figures of a run whose workers are in the same step."""
     table = step_table(run)
-    measured = table.select(table.is_measured)
-    if not len(measured.steps):
-        raise ValueError(
-            "at least one step must show the busy times of all workers, and have taken some time, "
-            f"but none of {len(table.steps)} does: train for longer"
-        )
-    slowest = measured.busy.max(axis=1)
-    communication = np.maximum(measured.wall - slowest, 0.0)
-    waits = (slowest + communication)[:, None] - measured.busy
-    total = float((slowest + communication).sum())
-    compares = table.workers > 1 and not (table.is_plain or table.is_even)
+    found = measured(table)
     return RunReport(
         table=table,
-        measured=measured,
-        plain=plain_estimate(measured) if compares else None,
-        step_seconds=float(np.median(measured.wall)),
-        total_seconds=float(table.wall.sum()),
-        waiting_share=float(waits.sum()) / (table.workers * total),
-        communication_share=float(communication.sum()) / total,
-        balanced_speedup=_balanced_speedup(run),
-        workers=tuple(_workers(measured, total)),
+        measured=found,
+        figures=found.figures,
+        balanced_speedup=_balanced_speedup(found),
+        workers=tuple(_workers(found)),
         events=_events(run, table),
     )
 
@@ -194,8 +192,8 @@ def relative_rmse(forecast: Floats, truth: Floats) -> float | None:
         return float(np.sqrt(np.mean(error**2)) / truth[known].mean())
 
 
-def _workers(table: StepTable, total: float) -> Iterator[WorkerFigures]:
-    slowest = table.busy.max(axis=1)
+def _workers(table: StepTable) -> Iterator[WorkerFigures]:
+    total = float(table.seconds.sum())
     for rank, host, device in known_workers(table.header, table.workers):
         busy = table.busy[:, rank]
         yield WorkerFigures(
@@ -205,7 +203,7 @@ def _workers(table: StepTable, total: float) -> Iterator[WorkerFigures]:
             batch=float(table.sizes[:, rank].mean()),
             samples_per_second=float(np.median(table.sizes[:, rank] / busy)),
             busy_share=float(busy.sum()) / total,
-            waiting_share=float((slowest - busy).sum()) / total,
+            waiting=float((table.slowest - busy).sum()) / total,
             forecast_rmse=relative_rmse(table.predicted[:, rank], busy),
             naive_rmse=relative_rmse(_naive(table, rank), busy),
         )
@@ -222,9 +220,9 @@ def _naive(table: StepTable, rank: int) -> Floats:
     return np.where(np.isnan(table.predicted[:, rank]), np.nan, forecast)
 
 
-def _balanced_speedup(run: Run) -> float | None:
+def _balanced_speedup(table: StepTable) -> float | None:
     try:
-        speedup = 1 / summarise(run).efficiency
+        speedup = 1 / summary_of(table).efficiency
     except (ValueError, ZeroDivisionError, OverflowError):  # such as more workers than samples
         return None
     return speedup if 0 < speedup < math.inf else None

@@ -11,10 +11,10 @@ import numpy as np
 from lbbsp_core.report import charts
 from lbbsp_core.report.charts import Chart
 from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice, slower
-from lbbsp_core.report.html.plain import lasting_drop
-from lbbsp_core.report.html.table import Floats, Integers, known_workers, worker_names
+from lbbsp_core.report.html.speeds import lasting_drop
 from lbbsp_core.report.page import percent, rate
 from lbbsp_core.runtime.record.record import PushLine, Run, RunHeader
+from lbbsp_core.runtime.record.table import Floats, Integers, known_workers, worker_names
 from lbbsp_core.types import plausible
 
 
@@ -69,7 +69,7 @@ class PushReport:
             f"{self.staleness.mean():.1f} updates old on average, at most {self.staleness.max()}."
         )
 
-    def figures(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """Returns the figures as the option ``--json`` writes them."""
         return {
             "verdict": self.verdict,
@@ -169,7 +169,7 @@ def push_charts(report: PushReport) -> Iterator[Chart]:
     ranks = [worker.rank for worker in report.workers]
     names = list(map(charts.short_name, ranks))
     busy = 100 * np.minimum([worker.busy_share for worker in report.workers], 1.0)
-    parts = (("busy", busy, charts.BUSY), ("other", 100 - busy, charts.WAITING))
+    parts = (("busy", busy, charts.BUSY), ("other", 100 - busy, charts.COMMUNICATION))
     bars = [charts.bar(names, values, what, colour) for what, values, colour in parts]
     caption = "Share of the time for which each worker was busy with an iteration; the rest is "
     caption += "waiting, input and communication."

@@ -10,8 +10,8 @@ import numpy as np
 from lbbsp_core.report import charts
 from lbbsp_core.report.charts import Chart, Floats, Integers
 from lbbsp_core.report.html.figures import RunReport
-from lbbsp_core.report.html.table import StepTable
 from lbbsp_core.report.page import percent
+from lbbsp_core.runtime.record.table import StepTable
 
 _LAST_STEPS = 12
 
@@ -62,14 +62,15 @@ def _names(workers: int) -> list[str]:
 
 
 def _step_times(report: RunReport) -> Chart:
-    steps, caption = report.measured.steps, "Time of each measured step"
-    times = {"measured": 1e3 * report.measured.wall}
-    traces = charts.lines(steps, times["measured"][:, None], ["measured"], color=charts.BUSY)
-    if report.plain is not None:
-        name = "plain BSP (estimate)"
-        times[name] = 1e3 * report.plain.seconds
+    caption, table = "Time of each measured step", report.measured
+    steps = table.steps
+    times = {"measured": 1e3 * table.seconds}
+    traces = charts.lines(steps, times["measured"][:, None], ["measured"], color=charts.MEASURED)
+    if report.was_balanced:
+        name = "even batches (estimate)"
+        times[name] = 1e3 * (table.seconds - table.slowest + table.even)
         # Below the measured curve, which is drawn last.
-        traces = charts.lines(steps, times[name][:, None], [name], color=charts.WAITING) + traces
+        traces = charts.lines(steps, times[name][:, None], [name], color=charts.ESTIMATED) + traces
         caption += ", and the time that it would have taken with equal batches at the same speeds"
     rows, layout = charts.spread_table("time of a step, ms", times), charts.axes("step", "ms")
     return Chart("steps", "Time of a step", f"{caption}.", traces, layout, rows, wide=True)
@@ -79,8 +80,8 @@ def _shares(report: RunReport) -> Chart:
     names = _names(report.table.workers)
     parts = (
         ("busy", [worker.busy_share for worker in report.workers], charts.BUSY),
-        ("waiting for slower workers", [w.waiting_share for w in report.workers], charts.WAITING),
-        ("communication", [report.communication_share] * len(names), charts.COMMUNICATION),
+        ("waiting for other workers", [w.waiting for w in report.workers], charts.WAITING),
+        ("communication", [report.communication] * len(names), charts.COMMUNICATION),
     )
     traces = [charts.bar(names, 100 * np.array(own), what, colour) for what, own, colour in parts]
     caption = "Shares of the time of each worker, over all measured steps; the table below has the "
@@ -90,9 +91,8 @@ def _shares(report: RunReport) -> Chart:
 
 def _waiting_history(table: StepTable) -> Chart:
     edges = np.unique(np.linspace(0, len(table.steps), min(len(table.steps), 150) + 1).astype(int))
-    slowest = table.busy.max(axis=1)[:, None]
-    waits = np.add.reduceat(slowest - table.busy, edges[:-1], axis=0)
-    share = waits / np.add.reduceat(np.maximum(table.wall, slowest[:, 0]), edges[:-1])[:, None]
+    waits = np.add.reduceat(table.slowest[:, None] - table.busy, edges[:-1], axis=0)
+    share = waits / np.add.reduceat(table.seconds, edges[:-1])[:, None]
     trace = {
         "type": "heatmap",
         "x": table.steps[edges[:-1]].tolist(),
@@ -100,7 +100,7 @@ def _waiting_history(table: StepTable) -> Chart:
         "z": [charts.rounded(100 * own) for own in share.T],
         "zmin": 0,
         "zmax": max(50.0, float(f"{100 * share.max():.3g}")),
-        "colorscale": [[0, "#2f7fc1"], [0.15, "#8fbcdc"], [0.4, "#f3d9a4"], [1, "#d9730d"]],
+        "colorscale": [[0, charts.BUSY], [0.15, "#8fbcdc"], [0.4, "#f3d9a4"], [1, charts.WAITING]],
         "colorbar": {"ticksuffix": " %", "thickness": 10, "outlinewidth": 0},
         "hovertemplate": "%{y}, from step %{x}: waited %{z:.0f} %<extra></extra>",
     }
@@ -123,13 +123,13 @@ def _last_steps(table: StepTable) -> Chart:
     begin = np.broadcast_to(ends - lengths, busy.shape)
     parts = (
         ("busy", charts.BUSY, begin, begin + busy),
-        ("waiting for slower workers", charts.WAITING, begin + busy, begin + slowest),
+        ("waiting for other workers", charts.WAITING, begin + busy, begin + slowest),
         ("communication", charts.COMMUNICATION, begin + slowest, ends),
     )
     y = [name for name in _names(table.workers) for _ in wall]
     layout = charts.bar_layout(table.workers, title={"text": "ms"}, rangemode="tozero")
     layout |= {"barmode": "overlay", "height": max(layout["height"], 320)}
-    rows = [["worker", "busy, ms", "waiting for slower workers, ms"]]
+    rows = [["worker", "busy, ms", "waiting for other workers, ms"]]
     for rank, means in enumerate(np.transpose([busy.mean(axis=0), (slowest - busy).mean(axis=0)])):
         rows.append([str(rank), *(f"{mean:.3g}" for mean in means)])
     caption = f"Timeline of the last {len(wall)} measured steps; the table holds means."
@@ -152,7 +152,7 @@ def _forecasts(report: RunReport) -> Iterator[Chart]:
         axis = str(row + 1) if row else ""  # plotly numbers axes from the second one on
         for name, values, colour, width in (
             ("measured", table.busy[:, rank], charts.MEASURED, 3),
-            ("forecast", table.predicted[:, rank], charts.FORECAST, 1.3),
+            ("forecast", table.predicted[:, rank], charts.ESTIMATED, 1.3),
         ):
             style: dict[str, Any] = {"color": colour, "width": width}
             (line,) = charts.lines(table.steps, 1e3 * values[:, None], [name], **style)

@@ -10,8 +10,10 @@ from lbbsp_core.report.html.figures import RunReport, run_report
 from lbbsp_core.report.html.pushes import PushReport, advise_pushes, push_charts, push_report
 from lbbsp_core.report.html.step_charts import step_charts
 from lbbsp_core.report.page import Content, write_page
+from lbbsp_core.report.pictures import draw_comparison
 from lbbsp_core.runtime.record.named import read_named_run
 from lbbsp_core.runtime.record.record import Run
+from lbbsp_core.validate import one_line
 
 
 def write_report(record: Path, out: Path) -> dict[str, object]:
@@ -29,11 +31,31 @@ def write_report(record: Path, out: Path) -> dict[str, object]:
         OSError: A file cannot be read or written.
         ValueError: The record is missing, invalid or empty; names the place.
     """
-    if out.suffix == ".jsonl":
-        raise ValueError(f"the report must not replace a run record, got {out}: name an HTML file")
+    _require_html(out)
     content, figures = describe(read_named_run(record), str(record))
     write_page(content, out)
     return figures
+
+
+def write_comparison(first: Path, second: Path, out: Path) -> dict[str, object]:
+    """Writes the comparison of two runs as one HTML file.
+
+    Args:
+        first: Record of the run that is compared with: file ``run.jsonl``, or its folder.
+        second: Record of the other run.
+        out: File to write; its folder is created.
+
+    Returns:
+        The figures, as ``lbbsp report --json`` writes them for two runs.
+
+    Raises:
+        ModuleNotFoundError: Plotly or Jinja2 is missing.
+        OSError: A file cannot be read or written.
+        ValueError: A record is missing, invalid, empty or of an asynchronous run; names the run.
+    """
+    _require_html(out)
+    runs = read_named_run(first), read_named_run(second)
+    return draw_comparison(*runs, out, names=_short_names(first, second), command="report")
 
 
 def describe(run: Run, name: str) -> tuple[Content, dict[str, object]]:
@@ -51,4 +73,20 @@ def describe(run: Run, name: str) -> tuple[Content, dict[str, object]]:
     values = {"report": report, "header": run.header, "advice": advice}
     title = f"lbbsp report: {name}"
     content = Content("report", title, report.verdict, charts, template=template, values=values)
-    return content, {**report.figures(), "advice": [asdict(each) for each in advice]}
+    return content, {**report.to_json(), "advice": [asdict(each) for each in advice]}
+
+
+def _require_html(out: Path) -> None:
+    if out.suffix == ".jsonl":
+        raise ValueError(f"the report must not replace a run record, got {out}: name an HTML file")
+
+
+def _short_names(first: Path, second: Path) -> tuple[str, str]:
+    """Returns names of two records, without what is common to both."""
+    folders = [path.parent if path.name == "run.jsonl" else path for path in (first, second)]
+    parts = [list(path.absolute().parts) for path in folders]
+    while all(len(own) > 1 for own in parts) and parts[0][-1] == parts[1][-1]:
+        for own in parts:
+            own.pop()
+    one, other = (one_line(own[-1]) for own in parts)
+    return (one, other) if one != other else (one_line(str(first)), one_line(str(second)))

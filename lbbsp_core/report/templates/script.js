@@ -20,12 +20,29 @@
     }
     return copy;
   }
+  const opened = [];
   function draw() {
     for (const chart of charts) {
       Plotly.react(chart.id, chart.data, themed(chart.layout),
                    {responsive: true, displaylogo: false, displayModeBar: false});
     }
   }
+  // Charts have the size of the window in which they were drawn, and paper has another one.
+  function print(isPrinted) {
+    document.documentElement.classList.toggle("printed", isPrinted);
+    if (isPrinted) {
+      for (const each of document.querySelectorAll("details:not(.plot-table):not([open])")) {
+        each.open = true;
+        opened.push(each);
+      }
+    } else {
+      while (opened.length) opened.pop().open = false;
+    }
+    draw();
+    for (const chart of charts) Plotly.Plots.resize(chart.id);
+  }
   draw();
   dark.addEventListener("change", draw);
+  window.addEventListener("beforeprint", function () { print(true); });
+  window.addEventListener("afterprint", function () { print(false); });
 })();

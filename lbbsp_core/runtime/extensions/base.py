@@ -32,6 +32,7 @@ class Session(Protocol):
     observers: list[Observer]
     rank: int
     workers: int
+    peers: Sequence[Any] | None
 
     @property
     def balancer(self) -> Any:

@@ -9,6 +9,7 @@ from lbbsp_core.runtime.extensions.bounds_notice import BoundsNotice
 from lbbsp_core.runtime.extensions.metrics_file import Metrics
 from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.extensions.settings import SettingsComparison
+from lbbsp_core.runtime.extensions.step_figures import StepFigures
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.extensions.weights import WeightComparison
 
@@ -17,6 +18,7 @@ EXTENSIONS: Final[tuple[type[StepExtension], ...]] = (
     SettingsComparison,
     Stopping,
     BoundsNotice,
+    StepFigures,
     Recording,
     Metrics,
 )

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from lbbsp_core.files import write_whole
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
-from lbbsp_core.runtime.record.figures import Figures, RunningFigures
+from lbbsp_core.runtime.record.figures import RECENT, Figures, RunningFigures
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
 from lbbsp_core.runtime.reliability.exit import before_end
 from lbbsp_core.runtime.reliability.liveness import BackgroundThread
@@ -30,6 +30,7 @@ SECONDS: Final = 5.0
 _PATIENCE_SECONDS: Final = 2.0
 """Time for which `Metrics.flush` waits for a slow file system."""
 
+_WINDOW: Final = f"over the last {RECENT} regular steps"
 _HELP: Final = {
     "lbbsp_start_timestamp_seconds": "Unix time of the last start of the run.",
     "lbbsp_last_step_timestamp_seconds": "Unix time at the end of the last step.",
@@ -37,8 +38,9 @@ _HELP: Final = {
     "lbbsp_global_batch_size": "Samples of a full step over all workers.",
     "lbbsp_step": "Number of the last global step.",
     "lbbsp_step_seconds": "Time of the last step, from barrier to barrier.",
-    "lbbsp_waiting_ratio": "Share of all workers' time spent waiting for the slowest, recently.",
-    "lbbsp_speedup_ratio": "Estimated gain over even batches without communication, recently.",
+    "lbbsp_waiting_ratio": f"Share of time waiting for other workers, {_WINDOW}.",
+    "lbbsp_waiting_and_communication_ratio": f"Share of time not computing, {_WINDOW}.",
+    "lbbsp_speedup_ratio": f"Estimated speed-up over even batches, {_WINDOW}.",
     "lbbsp_batch_size": "Samples of the worker in the last step.",
     "lbbsp_busy_seconds": "Busy time of the worker in the last step.",
     "lbbsp_waiting_seconds": "Time in the last step until the slowest worker was done.",
@@ -135,8 +137,7 @@ def metrics_text(run: str, header: RunHeader, line: StepLine, figures: Figures) 
         "lbbsp_global_batch_size": [(of_run, header.global_batch_size)],
         "lbbsp_step": [(of_run, line.step)],
         "lbbsp_step_seconds": [(of_run, line.wall_seconds)],
-        "lbbsp_waiting_ratio": [(of_run, figures.waiting)],
-        "lbbsp_speedup_ratio": [(of_run, figures.speedup)],
+        **{f"lbbsp_{name}_ratio": [(of_run, x)] for name, x in figures._asdict().items()},
     }
     for rank, busy in enumerate(line.busy_seconds):
         host = header.hosts[rank] if rank < len(header.hosts) else ""

@@ -14,7 +14,6 @@ from lbbsp_core.measure import BusyTimer
 from lbbsp_core.policy import FirstUses, Observation
 from lbbsp_core.resources import ResourceSampler
 from lbbsp_core.runtime.exchange.protocol import StepMessage
-from lbbsp_core.runtime.record.figures import even_seconds
 from lbbsp_core.runtime.record.record import StepLine
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
 from lbbsp_core.work import StepShares
@@ -234,7 +233,6 @@ class RunningStep(NamedTuple):
             busy_seconds=busy,
             predicted_seconds=tuple(map(self.predicted, range(len(work)))),
             wall_seconds=self.wall_seconds,
-            even_seconds=even_seconds(work, busy, self.next_costs),
             excluded=tuple(  # also where seconds are corrected: they are no speeds
                 rank
                 for rank, message in enumerate(self.messages)

@@ -92,7 +92,7 @@ class StepLine:
         predicted_seconds: Time that each worker was predicted to take; None without a prediction.
         wall_seconds: Time from barrier to barrier, as rank 0 measures it.
         even_seconds: Estimate of the slowest worker's busy time with even batches, see
-            `lbbsp_core.runtime.record.figures`; None if not estimated.
+            `lbbsp_core.runtime.record.figures.EvenBatches`; None if not estimated.
         excluded: Ranks whose measurement was excluded from learning.
         short: True if the step has fewer samples than the global batch size.
         drivers: Driving factors of each worker known before the step started, by name; None where

@@ -266,10 +266,9 @@ def test_demo_writes_figures_records_and_a_picture(monkeypatch, tmp_path, comple
         assert (folder / name / "run.jsonl").exists()
         assert (folder / name / "output.log").read_text() == "[0] a word from a worker\n"
     assert "1.86 x faster" in result.output
-    assert "communication: the same, with the all-reduce counted as lost time" in " ".join(
-        result.output.split()
-    )
-    assert "Balanced: 1.9 times as fast" in (folder / "report.html").read_text()
+    for name in ("waiting for other workers", "waiting and communication", "speed-up, measured"):
+        assert name in result.output
+    assert "Balanced: 1.4 times as fast" in (folder / "report.html").read_text()
     assert f"open{folder / 'report.html'}" in "".join(result.output.split())
 
 

@@ -49,9 +49,14 @@ def test_without_a_terminal_one_view_is_printed(tmp_path):
     figures = tmp_path / "figures.json"
     result = watch(tmp_path, "--json", figures)
     assert result.exit_code == 0, result.output
-    for text in ("left", "gpu", "100.0 ms", "300.0 ms", "75%", "0.50", "step 1", "2 steps/s"):
+    for text in ("left", "gpu", "100.0 ms", "300.0 ms", "60%", "0.50", "step 1", "2 steps/s"):
         assert text in result.output
-    assert "The others wait for worker 1 (right): 38% of all workers' time" in result.output
+    assert "The others wait for worker 1 (right): up to 60% of a step." in result.output
+    for window in ("All steps so far", "The last 20 regular steps"):
+        assert (
+            f"{window}: waiting for other workers 30.0 %, waiting and communication 50.0 %, "
+            "estimated speed-up over even batches 1.00."
+        ) in result.output
     assert "no step for" in result.output
     assert json.loads(figures.read_text())["slowest"] == 1
 
@@ -59,7 +64,11 @@ def test_without_a_terminal_one_view_is_printed(tmp_path):
 def test_figures_on_standard_output_and_the_view_beside_it(tmp_path):
     write(tmp_path / "run.jsonl", line(0, (0.3, 0.3)))
     result = watch(tmp_path, "--json", "-")
-    assert json.loads(result.stdout)["recent"] == {"waiting": 0.0, "speedup": 1.0}
+    assert json.loads(result.stdout)["recent"] == {
+        "waiting": 0.0,
+        "waiting_and_communication": pytest.approx(0.4),
+        "speedup": 1.0,
+    }
     assert "Balanced: no worker waits" in watch(tmp_path, "--once").output
 
 
@@ -124,7 +133,7 @@ def test_the_view_has_an_ascii_form(tmp_path):
     result = watch(tmp_path, "--once", charset="ascii")
     assert result.exit_code == 0, result.output
     assert result.output.isascii()
-    for text in (" 75%", "none: step 0, no step for ", "w\\xfcrfel"):
+    for text in (" 60%", "none: step 0, no step for ", "w\\xfcrfel"):
         assert text in result.output
     assert "würfel" in watch(tmp_path, "--once").output
 
@@ -271,7 +280,7 @@ def test_workers_that_are_slowest_in_turn_are_not_named(tmp_path):
     lines = [line(k, (0.1, 0.2) if k % 2 else (0.21, 0.1)) for k in range(10)]
     write(tmp_path / "run.jsonl", *lines)
     result = watch(tmp_path, "--once")
-    assert "Workers wait for each other in turn: 26% of all workers' time, up to " in result.output
+    assert "Workers wait for each other in turn: up to 11% of a step." in result.output
     assert json.loads(watch(tmp_path, "--json", "-").stdout)["slowest"] is None
 
 

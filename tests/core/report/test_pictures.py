@@ -120,9 +120,9 @@ def test_the_comparison_shows_waits_and_batch_sizes(drawn, speeds):
     charts, text = drawn(draw_comparison, bsp(), history, speeds=speeds, note="$x^2$ <b> & 100 %")
     assert "LB-BSP trains 1.82× as fast as plain BSP" in text
     assert "$x^2$ &lt;b&gt; &amp; 100 %" in text
-    busy, waiting = charts["plain"].data
-    assert (busy["x"], waiting["x"]) == ([60, 180], [140, 20])
+    busy, waiting, communication = charts["first"].data
+    assert (busy["x"], waiting["x"], communication["x"]) == ([60, 180], [120, 0], [20, 20])
     assert busy["y"][1] == ("worker 1" if speeds is None else "worker 1, 0.33 × speed")
-    assert charts["balanced"].data[0]["text"] == ["9 samples", "3 samples"]
-    assert charts["plain"].layout["xaxis"] == charts["balanced"].layout["xaxis"]
-    assert np.shape(charts["batches"].data[0]["y"]) == (13,)  # without the short step
+    assert charts["second"].data[0]["text"] == ["8.31 samples", "3.69 samples"]
+    assert charts["first"].layout["xaxis"] == charts["second"].layout["xaxis"]
+    assert np.shape(charts["batches-second"].data[0]["y"]) == (13,)  # without the short step

@@ -673,10 +673,8 @@ def test_the_record_of_a_run(tmp_path: Path) -> None:
         busy_seconds=(0.6, 0.3),
         predicted_seconds=(None, None),
         wall_seconds=0.6,
-        even_seconds=0.6,
         excluded=(),
     )
-    assert [second.even_seconds, third.even_seconds] == pytest.approx([0.6, 0.15])
     assert (second.sizes, second.excluded, second.wall_seconds) == ((4, 8), (1,), 0.5)
     assert second.busy_seconds == (0.4, 0.0)
     assert second.predicted_seconds == pytest.approx((0.4, 0.4))
@@ -684,27 +682,8 @@ def test_the_record_of_a_run(tmp_path: Path) -> None:
     assert third.predicted_seconds == (None, None)
 
 
-def test_the_record_estimates_even_batches_from_the_costs() -> None:
-    costs = [Affine(0.2, 0.01), Affine(0.6, 0.03)]  # kappa = 20 samples
-    shape = CostShape(Affine(20.0, 1.0), max_overhead=20)
-    lines = record_of(team(2, 200, policy=EXACT, predictor=LastValue(), cost=shape), costs)
-    assert lines[-1].sizes == (160, 40)  # (20 + 160) 0.01 = (20 + 40) 0.03
-    assert [line.even_seconds for line in lines] == pytest.approx([costs[1](100)] * 12)
-    lines = record_of(team(2, 200, policy=EXACT, predictor=LastValue()), costs)
-    proportional = 100 / lines[-1].sizes[1] * lines[-1].busy_seconds[1]
-    assert lines[0].even_seconds == pytest.approx(costs[1](100))
-    assert costs[1](100) < lines[-1].even_seconds < proportional  # learned, from the prior 0
-
-
 def lines_of(balancer: Balancer) -> list[StepLine]:
     """The lines of the steps that follow."""
     lines, receive = [], balancer.receive
     balancer.receive = lambda *step: lines.append(receive(*step).line())
-    return lines
-
-
-def record_of(balancers: Sequence[Balancer], costs: Sequence[Cost]) -> list[StepLine]:
-    """The record of twelve steps."""
-    lines = lines_of(balancers[0])
-    run(balancers, costs, steps=12)
     return lines

@@ -71,7 +71,7 @@ def parse(text):
 
 
 def test_the_text_has_the_figures_of_each_worker():
-    found = parse(metrics_text("job", HEADER, LINE, Figures(0.25, 1.5)))
+    found = parse(metrics_text("job", HEADER, LINE, Figures(0.25, 0.375, 1.5)))
     for rank, host in enumerate(HOSTS):
         of = {name: value for (name, worker, where), value in found.items()
               if (worker, where) == (str(rank), host)}  # fmt: skip
@@ -92,6 +92,7 @@ def test_the_text_has_the_figures_of_each_worker():
         "lbbsp_step": 7,
         "lbbsp_step_seconds": 0.5,
         "lbbsp_waiting_ratio": 0.25,
+        "lbbsp_waiting_and_communication_ratio": 0.375,
         "lbbsp_speedup_ratio": 1.5,
     }
 
@@ -99,7 +100,7 @@ def test_the_text_has_the_figures_of_each_worker():
 def test_what_is_unknown_has_no_series():
     header = replace(HEADER, hosts=(), started=None)
     line = replace(LINE, time=None, predicted_seconds=(None,) * 3)
-    found = parse(metrics_text("job", header, line, Figures(0.0, 1.0)))
+    found = parse(metrics_text("job", header, line, Figures(0.0, 0.1, 1.0)))
     assert {where for _, worker, where in found if worker} == {""}
     assert not {name for name, *_ in found} & {
         "lbbsp_start_timestamp_seconds", "lbbsp_last_step_timestamp_seconds",
@@ -124,9 +125,8 @@ def test_the_file_is_written_every_few_seconds_and_at_the_end(tmp_path):
     metrics.flush()
     assert step_in_file() == 3
     found = parse(path.read_text("utf-8"))
-    waiting, speedup = figures_of([*[LINE] * 3, last])
-    assert found["lbbsp_waiting_ratio", None, None] == pytest.approx(waiting)
-    assert found["lbbsp_speedup_ratio", None, None] == pytest.approx(speedup)
+    for name, value in figures_of([*[LINE] * 3, last])._asdict().items():
+        assert found[f"lbbsp_{name}_ratio", None, None] == pytest.approx(value)
     assert [file.name for file in path.parent.iterdir()] == ["job.prom"]
 
 

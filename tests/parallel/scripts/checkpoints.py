@@ -27,7 +27,7 @@ class InterruptedFitError(Exception):
     """Stands for the end of the process."""
 
 
-FIGURES = {"waiting", "speedup"}
+FIGURES = {"waiting", "waiting_and_communication", "speedup"}
 """Logs that depend on the speed of the machine, and differ between two runs."""
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from report import result
 
 import lbbsp_tf
+from lbbsp_core.runtime.record.figures import Figures
 
 X, SAMPLES = 32, 32 * 6
 rng = np.random.default_rng(0)
@@ -201,7 +202,7 @@ with contextlib.redirect_stdout(said):
         data, steps_per_epoch=it.steps_per_epoch, epochs=3, verbose=2,
         callbacks=[Before(), table, it, board], validation_data=(FEATURES[:50], LABELS[:50]),
     ).history  # fmt: skip
-result("figures", {name: history[name] for name in ("waiting", "speedup")})
+result("figures", {name: history[name] for name in Figures._fields})
 result("steps", steps)
 result("keys_of_steps", keys)
 result("table", Path(table.filename).read_text())

@@ -1,21 +1,9 @@
-"""Estimate of the time that plain BSP would have taken, from the record of a balanced run.
-
-In each measured step worker i had ``x_i`` samples and was busy for ``b_i`` seconds. With the even
-batch ``e = X / N`` and the same speed it would have been busy for ``b_i shape(e) / shape(x_i)``
-seconds, where ``shape(x) = w(x) + kappa`` (rule 5 of the design). The step ends when the slowest
-worker is ready, after the same communication as in the record::
-
-    plain = max_i b_i shape_i(e) / shape_i(x_i) + (wall - max_i b_i)
-
-The overhead kappa is what `CostShape` learns from the same steps, starting from the prior cost in
-the header. Its legal range, from none to X / 2N, bounds the estimate.
-"""
+"""Speeds of the workers in a record, and when they have changed."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +12,7 @@ from scipy.stats import norm, rankdata
 
 from lbbsp_core.cost import Affine, Cost, Profile, Proportional, Saturating
 from lbbsp_core.cost.online import CostShape
-from lbbsp_core.report.html.table import Floats, StepTable
+from lbbsp_core.runtime.record.table import Floats, StepTable
 
 _FORMS = {form.__name__: form for form in (Proportional, Affine, Saturating, Profile)}
 
@@ -33,31 +21,6 @@ MIN_LENGTH = 8
 _SIGNIFICANCE = 1e-3
 _MIN_RATIO = 1.25
 """Levels whose medians differ by a smaller factor count as one."""
-
-
-@dataclass(frozen=True)
-class PlainEstimate:
-    """Speed-up of a run against plain BSP, and the limits of the estimate."""
-
-    speedup: float  # time of plain BSP / time of the run, over all measured steps
-    low: float  # the same if a step had the largest overhead that does not depend on the batch
-    high: float  # the same if busy times were proportional to batches
-    seconds: Floats  # time of each measured step under plain BSP, in seconds, shape `(n,)`
-    overheads: tuple[float, ...]  # overhead kappa of each worker, in samples
-
-
-def plain_estimate(table: StepTable) -> PlainEstimate:
-    """Estimates the speed-up against plain BSP."""
-    prior = prior_cost(table.header.cost)
-    shape = CostShape.from_cost(prior, table.header.global_batch_size, table.workers)
-    columns = zip(table.amounts.T, table.busy.T, strict=True)
-    overheads = [_overhead(shape, *own) for own in columns]
-    seconds = _plain_seconds(table, prior, overheads)
-    total = float(table.wall.sum())
-    bounds = (_plain_seconds(table, prior, kappa) for kappa in (0.0, shape.max_overhead))
-    speedup, *limits = (float(each.sum()) / total for each in (seconds, *bounds))
-    low, high = min(speedup, *limits), max(speedup, *limits)
-    return PlainEstimate(speedup, low, high, seconds, tuple(overheads))
 
 
 def prior_cost(text: str | None) -> Cost:
@@ -82,34 +45,17 @@ def prior_cost(text: str | None) -> Cost:
     return Proportional(1.0)
 
 
-def even_amounts(table: StepTable) -> Floats:
-    """Returns the even batches of each step, shape ``(n, N)``.
-
-    They are those that `lbbsp_core.Even` plans without limits and granularity.
-    """
-    total, workers = table.amounts.sum(axis=1)[:, None], table.workers
-    if table.has_work:
-        return np.repeat(total / workers, workers, axis=1)
-    return np.asarray(np.floor(total / workers) + (np.arange(workers) < total % workers))
-
-
-def speeds_of(table: StepTable, plain: PlainEstimate | None) -> Floats:
+def speeds_of(table: StepTable) -> Floats:
     """Returns the speeds of the workers, shape ``(n, N)``, as a change of the batch leaves them.
 
-    These are work plus overhead / busy time; without an estimate, as with batches that stayed
-    equal, work / busy time.
+    These are work plus overhead / busy time, with the overhead that `CostShape` learns from the
+    same steps, starting from the prior cost in the header.
     """
-    if plain is None:
-        return table.amounts / table.busy
-    return _shape(prior_cost(table.header.cost), table.amounts, plain.overheads) / table.busy
-
-
-def _plain_seconds(table: StepTable, prior: Cost, overheads: npt.ArrayLike) -> Floats:
-    """Returns the time of each step under plain BSP, shape ``(n,)``."""
-    even = _shape(prior, even_amounts(table), overheads)
-    busy = table.busy * even / _shape(prior, table.amounts, overheads)
-    communication = np.maximum(table.wall - table.busy.max(axis=1), 0.0)
-    return np.asarray(busy.max(axis=1) + communication)
+    prior = prior_cost(table.header.cost)
+    shape = CostShape.from_cost(prior, table.header.global_batch_size, table.workers)
+    columns = zip(table.amounts.T, table.busy.T, strict=True)
+    overheads = [_overhead(shape, *own) for own in columns]
+    return _shape(prior, table.amounts, overheads) / table.busy
 
 
 def _shape(prior: Cost, amounts: Floats, overheads: npt.ArrayLike) -> Floats:

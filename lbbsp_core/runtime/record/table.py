@@ -1,4 +1,4 @@
-"""Steps of a run as arrays, from which the report computes all of its figures."""
+"""Steps of a run as arrays, from which reports and summaries compute their figures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.policy import Even
+from lbbsp_core.runtime.record.figures import Figures, StepTimes
 from lbbsp_core.runtime.record.record import Run, RunHeader
 from lbbsp_core.types import plausible
 from lbbsp_core.validate import one_line
@@ -33,6 +34,7 @@ class StepTable:
     busy: Floats  # busy seconds, shape `(n, N)`; NaN where they were not measured
     predicted: Floats  # predicted busy seconds, shape `(n, N)`; NaN without a prediction
     wall: Floats  # seconds from barrier to barrier, shape `(n,)`
+    even: Floats  # seconds of the slowest worker with even batches, estimated, shape `(n,)`
     is_regular: Booleans  # whether a step is full and no measurement was excluded, shape `(n,)`
     is_short: Booleans  # whether a step has fewer samples than the global batch size, shape `(n,)`
     # driving factors, and what extensions have recorded, by name, shape `(n, N)`; NaN where unknown
@@ -44,6 +46,24 @@ class StepTable:
     def workers(self) -> int:
         """Number of workers, N."""
         return self.sizes.shape[1]
+
+    @property
+    def slowest(self) -> Floats:
+        """Busy seconds of the slowest worker, shape ``(n,)``."""
+        return np.asarray(self.busy.max(axis=1))
+
+    @property
+    def seconds(self) -> Floats:
+        """Seconds of the steps, which are not shorter than those of the slowest worker."""
+        return np.maximum(self.wall, self.slowest)
+
+    @property
+    def figures(self) -> Figures:
+        """Figures of all steps, in which all workers must have been measured."""
+        columns = (self.seconds, self.busy.mean(axis=1), self.slowest, self.even)
+        found = StepTimes(*(float(own.sum()) for own in columns)).figures
+        assert found is not None, "a step without a time was not measured"
+        return found
 
     @property
     def is_measured(self) -> Booleans:
@@ -101,6 +121,7 @@ def step_table(run: Run) -> StepTable:
         busy=np.where(plausible(busy), busy, np.nan),
         predicted=np.array([line.predicted_seconds for line in lines], np.float64),
         wall=np.array([line.wall_seconds for line in lines], np.float64),
+        even=np.array([StepTimes.of(line).even for line in lines], np.float64),
         is_regular=np.array([line.is_regular for line in lines], np.bool_),
         is_short=np.array([line.short for line in lines], np.bool_),
         drivers=_by_name([line.drivers for line in lines], busy.shape[1]),

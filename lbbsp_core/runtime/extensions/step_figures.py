@@ -1,0 +1,62 @@
+"""Figures of the steps: the estimate of even batches, and a time of each step that all know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lbbsp_core.cost import PiecewiseCost
+from lbbsp_core.cost.online import CostShape
+from lbbsp_core.runtime.exchange.protocol import PeerInfo, StepMessage, pack, unpack
+from lbbsp_core.runtime.extensions.base import Session, StepExtension
+from lbbsp_core.runtime.record.figures import EvenBatches, RunningFigures
+from lbbsp_core.runtime.record.record import StepLine
+
+
+class StepFigures(StepExtension):
+    """Figures that are the same on all workers, of the steps before the last one.
+
+    A step ends when its barrier is left, after its messages were exchanged. Its time, by the clock
+    of worker 0, is therefore in the next message.
+    """
+
+    width = 2
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.running = RunningFigures()
+        self._even: EvenBatches | None = None
+        self._messages: Sequence[StepMessage] = ()
+        self._last: StepLine | None = None
+
+    def offer(self) -> Sequence[int]:
+        """Returns the time of the last step, in nanoseconds."""
+        seconds = 0.0 if self._last is None else self._last.wall_seconds
+        return [int(limb) for limb in pack([round(seconds * 1e9)])]
+
+    def received(
+        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> None:
+        """Adds the step before, whose time is known now."""
+        if self._last is not None:
+            (nanoseconds,) = unpack(rows[0])
+            self.running.add(replace(self._last, wall_seconds=nanoseconds / 1e9))
+        self._last, self._messages = None, messages
+
+    def extend(self, line: StepLine) -> StepLine:
+        """Records the estimate of even batches."""
+        if self._even is None:
+            infos = [PeerInfo.unpack(peer.static_info) for peer in self.session.peers or ()]
+            even = sum(line.amounts) / len(line.amounts)
+            curves = [PiecewiseCost(info.segments) for info in infos]
+            self._even = EvenBatches([CostShape(each, len(infos) * even) for each in curves])
+        known = [
+            1e3 * message.overhead_nanoseconds / max(message.picoseconds_per_sample, 1)
+            for message in self._messages
+        ]
+        self._last = replace(line, even_seconds=self._even.seconds(line, known))
+        return self._last
+
+    def close(self) -> None:
+        """Forgets the shapes of the workers' costs, which the next training compares again."""
+        self._even, self._last = None, None
