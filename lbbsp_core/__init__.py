@@ -19,7 +19,7 @@ _NAMES: Final = {
     "cost.online": "CostShape CostShapeState",
     "allocation": "allocate",
     "policy": "BatchConstraints EpochBalanced Even FixedShares LeaderStraggler LoadBalanced "
-    "Observation Policy ProportionalControl",
+    "Observation Observe Policy ProportionalControl",
     "order": "GlobalOrder",
     "sync": "ASP BSP DSSP SSP ElasticBSP SyncDecision Synchroniser ZipLineResult zipline",
     "runtime.loop.balancer": "Balancer",

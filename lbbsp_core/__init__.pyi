@@ -17,6 +17,7 @@ from lbbsp_core.policy import FixedShares as FixedShares
 from lbbsp_core.policy import LeaderStraggler as LeaderStraggler
 from lbbsp_core.policy import LoadBalanced as LoadBalanced
 from lbbsp_core.policy import Observation as Observation
+from lbbsp_core.policy import Observe as Observe
 from lbbsp_core.policy import Policy as Policy
 from lbbsp_core.policy import ProportionalControl as ProportionalControl
 from lbbsp_core.predict import Arima as Arima

@@ -15,6 +15,7 @@ from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
 from lbbsp_core.policy.growth import bound_growth
 from lbbsp_core.policy.leader_straggler import LeaderStraggler
 from lbbsp_core.policy.load_balanced import LoadBalanced
+from lbbsp_core.policy.observe import Observe
 from lbbsp_core.policy.proportional_control import ProportionalControl
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "LeaderStraggler",
     "LoadBalanced",
     "Observation",
+    "Observe",
     "Policy",
     "PolicyState",
     "ProportionalControl",
