@@ -24,7 +24,7 @@ _NAMES: Final = {
     "sync": "ASP BSP DSSP SSP ElasticBSP SyncDecision Synchroniser ZipLineResult zipline",
     "runtime.loop.balancer": "Balancer",
     "runtime.loop.session": "WorkerSession",
-    "runtime.options.options": "SessionOptions",
+    "runtime.options.options": "AsyncOptions Options SessionOptions",
     "runtime.exchange.collectives": "Collectives SingleWorker",
     "runtime.exchange.protocol": "DisagreementError StepMessage",
     "runtime.record.record": "PushLine Run RunHeader StepLine read_run",

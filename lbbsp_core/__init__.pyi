@@ -34,6 +34,8 @@ from lbbsp_core.runtime.exchange.protocol import DisagreementError as Disagreeme
 from lbbsp_core.runtime.exchange.protocol import StepMessage as StepMessage
 from lbbsp_core.runtime.loop.balancer import Balancer as Balancer
 from lbbsp_core.runtime.loop.session import WorkerSession as WorkerSession
+from lbbsp_core.runtime.options.options import AsyncOptions as AsyncOptions
+from lbbsp_core.runtime.options.options import Options as Options
 from lbbsp_core.runtime.options.options import SessionOptions as SessionOptions
 from lbbsp_core.runtime.record.record import PushLine as PushLine
 from lbbsp_core.runtime.record.record import Run as Run

@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import keras
 import numpy.typing as npt
 import tensorflow as tf
 
 from lbbsp_core.runtime.checkpoint.schedule import Every, require_every
-from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.options.options import Options, SessionOptions
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import fail_fast
 from lbbsp_core.runtime.reliability.preemption import end_with_peers
@@ -33,6 +34,9 @@ from lbbsp_tf.reliability.checkpoints import Checkpoints
 from lbbsp_tf.reliability.leaving import leave_together
 from lbbsp_tf.reliability.liveness import start_heartbeat
 from lbbsp_tf.training import Training
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -100,7 +104,7 @@ class LoadBalancer(BalancedFit):
         checkpoint: str | Path | None = None,
         every: Every = "epoch",
         logs: bool = True,
-        **options: object,
+        **options: Unpack[Options],
     ) -> None:
         checks.require_strategy(strategy)
         check_tf_config()
