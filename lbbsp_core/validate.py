@@ -36,7 +36,7 @@ def require_fraction(name: str, value: float) -> float:
 
 
 def require_integer(name: str, value: float, minimum: int) -> int:
-    """Returns `value` as an int if it is of an integer type and >= `minimum`.
+    """Returns `value` as an int if it is of an integer type, no bool, and >= `minimum`.
 
     Example:
         >>> require_integer("interval", 2.5, 1)
@@ -48,9 +48,23 @@ def require_integer(name: str, value: float, minimum: int) -> int:
         integer = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         integer = minimum - 1
-    if integer < minimum:
+    if integer < minimum or isinstance(value, bool):
         raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
     return integer
+
+
+def require_flag(name: str, value: object) -> bool:
+    """Returns `value` if it is True or False: the text "no" would count as true.
+
+    Example:
+        >>> require_flag("mean_loss", "no")
+        Traceback (most recent call last):
+            ...
+        TypeError: mean_loss must be True or False, got 'no'
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {shortened(value)}")
+    return value
 
 
 def require_path(name: str, value: object) -> Path:
@@ -83,7 +97,7 @@ def require_known(kind: str, name: str, known: Collection[str]) -> str:
         ValueError: there is no policy 'foo'. Known names: bsp, lbbsp
     """
     if name not in known:
-        near = nearest(name, known)
+        near = nearest(name, known) if isinstance(name, str) else None
         raise ValueError(
             f"there is no {kind} {name!r}{'.' if near is None else f': did you mean {near!r}?'} "
             f"Known names: {', '.join(known)}"
@@ -138,7 +152,7 @@ def shortened(value: object) -> str:
 
 def _require(name: str, value: float, holds: Callable[[float], bool], constraint: str) -> float:
     try:
-        is_valid = math.isfinite(value) and holds(value)
+        is_valid = not isinstance(value, bool) and math.isfinite(value) and holds(value)
     except (TypeError, OverflowError):  # no number, or an integer beyond all floats
         is_valid = False
     if not is_valid:

@@ -17,6 +17,7 @@ from lbbsp_core.runtime.options.options import Options, SessionOptions
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import fail_fast
 from lbbsp_core.runtime.reliability.preemption import end_with_peers
+from lbbsp_core.validate import require_flag
 from lbbsp_tf import compat
 from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import addresses, check_devices, check_tf_config, rank_and_workers
@@ -106,6 +107,8 @@ class LoadBalancer(BalancedFit):
         logs: bool = True,
         **options: Unpack[Options],
     ) -> None:
+        require_flag("verify", verify)
+        require_flag("logs", logs)
         checks.require_strategy(strategy)
         check_tf_config()
         checks.check_keras()

@@ -17,6 +17,7 @@ from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
 from lbbsp_core.runtime.asynchronous.coordination import CoordinatorService, Table
 from lbbsp_core.runtime.options.options import AsyncOptions, SessionOptions
 from lbbsp_core.sync import Synchroniser
+from lbbsp_core.validate import require_integer, require_positive
 from lbbsp_mx import cluster, env
 from lbbsp_mx.fence import wait_for
 from lbbsp_mx.parameters import (
@@ -95,6 +96,7 @@ class AsyncTrainer(gluon.Trainer):
         **options: Unpack[AsyncOptions],
     ) -> None:
         chosen = SessionOptions.of(options, AsyncTrainer.__init__)
+        require_positive("wait_seconds", wait_seconds)
         params = list(as_created(params))
         for param in params:
             if param._deferred_init:
@@ -136,6 +138,8 @@ class AsyncTrainer(gluon.Trainer):
             num_samples: Number of samples in the whole data set.
             epochs: Number of epochs that one iteration over the loader covers.
         """
+        require_integer("num_samples", num_samples, 1)
+        require_integer("epochs", epochs, 1)
         self._session.use_samples(num_samples)
         stream = SampleStream(num_samples, self._session.options.seed)
         return StreamSampler(self._session, stream, epochs)

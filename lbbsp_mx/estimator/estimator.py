@@ -15,6 +15,7 @@ from mxnet.metric import CompositeEvalMetric, EvalMetric
 from lbbsp_core.runtime.checkpoint.schedule import Every, require_every
 from lbbsp_core.runtime.exchange.collectives import sums
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_core.validate import require_path
 from lbbsp_mx import compat
 from lbbsp_mx.reliability.agreement import ends_epoch
 from lbbsp_mx.trainer.trainer import Trainer
@@ -60,6 +61,8 @@ class LoadBalancingHandler(
         self, priority: int = -2000, *, checkpoint: str | Path | None = None, every: Every = "epoch"
     ) -> None:
         super().__init__(priority)
+        if checkpoint is not None:
+            require_path("checkpoint", checkpoint)
         require_every(every, checkpoint)
         self._checkpoint, self._every = checkpoint, every
         self.ends = EpochEnds()

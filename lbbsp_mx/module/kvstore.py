@@ -12,7 +12,7 @@ from mxnet.kvstore import KVStoreBase
 
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.options.options import Options, SessionOptions
-from lbbsp_core.validate import require_integer
+from lbbsp_core.validate import require_flag, require_integer
 from lbbsp_mx import cluster, compat, env
 from lbbsp_mx.data.data_iter import Columns, PlannedIter
 from lbbsp_mx.data.sampler import Draws, make_sampler
@@ -112,6 +112,7 @@ class KVStore(SharedStore):
         compat.refuse_fixed_batches(BalancedIter)
         self._check_exact()
         require_integer("devices", devices, 1)
+        require_flag("mean_loss", mean_loss)
         if mean_loss and devices > 1:
             raise ValueError(
                 f"mean_loss=True needs one device per worker, got devices={devices}: means of "

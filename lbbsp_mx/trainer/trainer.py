@@ -12,7 +12,7 @@ from mxnet import gluon
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.options.options import Options, SessionOptions
-from lbbsp_core.validate import require_integer
+from lbbsp_core.validate import require_flag, require_integer
 from lbbsp_mx import cluster
 from lbbsp_mx.data.sampler import Draws
 from lbbsp_mx.fence import Fence
@@ -190,6 +190,7 @@ class Trainer(TrainingControl, StoreTrainer):
     ) -> None:
         chosen = SessionOptions.of(options, Trainer.__init__)
         require_integer("accumulate", accumulate, 1)
+        require_flag("mean_loss", mean_loss)
         if not (beside is None or isinstance(beside, Trainer)):
             raise TypeError(f"beside must be an lbbsp_mx.Trainer, got {beside!r}: pass the trainer")
         needing = [*options, *(["accumulate"] if accumulate > 1 else [])]

@@ -12,6 +12,7 @@ from typing import Any, Final, TypedDict
 from lbbsp_core.policy import BatchConstraints, Even, LoadBalanced, Policy
 from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import POLICIES
+from lbbsp_core.resources.sampler import check_names
 from lbbsp_core.runtime.options import env, naming
 from lbbsp_core.runtime.options.defaults import SHORT_STEP_SECONDS, SILENCE_SECONDS
 from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum
@@ -20,6 +21,7 @@ from lbbsp_core.validate import (
     require_fraction,
     require_integer,
     require_known,
+    require_nonnegative,
     require_path,
     require_positive,
     shortened,
@@ -148,11 +150,10 @@ class SessionOptions:
     short_step_seconds: float = SHORT_STEP_SECONDS
 
     def __post_init__(self) -> None:
-        if self.granularity is not None:
-            require_integer("granularity", self.granularity, 1)
+        for name in ("granularity", "interval", "compare_weights"):
+            if (value := getattr(self, name)) is not None:  # also one of NumPy
+                object.__setattr__(self, name, require_integer(name, value, 1))
         require_integer("seed", self.seed, 0)
-        if self.interval is not None:
-            require_integer("interval", self.interval, 1)
         if self.min_gain is not None:
             require_fraction("min_gain", self.min_gain)
         if self.record is not None:
@@ -166,18 +167,21 @@ class SessionOptions:
             )
         if self.limit_seconds is not None:
             require_positive("limit_seconds", self.limit_seconds)
-        if self.compare_weights is not None:
-            require_integer("compare_weights", self.compare_weights, 1)
+        require_nonnegative("short_step_seconds", self.short_step_seconds)
         if self.metrics_file is not None:
             _require_prom("metrics_file", self.metrics_file)
 
     def _check_drivers(self) -> None:
         names = self.drivers
-        if isinstance(names, str) or not (names is None or isinstance(names, Sequence)):
+        if names is None:
+            return
+        is_list = isinstance(names, Sequence) and not isinstance(names, str)
+        if not is_list or not all(isinstance(name, str) for name in names):
             raise TypeError(
                 f"drivers must be a list of names, got {shortened(names)}: write "
                 'drivers=("cpu_other_percent",), or drivers=() for none'
             )
+        check_names(names)
 
     def _resolve(self) -> None:
         """Replaces names by objects, but for the predictor, which depends on the session's lag."""

@@ -1,11 +1,13 @@
 """Options that the plugins of all frameworks share."""
 
+import json
 import logging
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 
 from lbbsp_core import (
@@ -19,6 +21,8 @@ from lbbsp_core import (
     Observe,
     Options,
     SessionOptions,
+    SingleWorker,
+    WorkerSession,
 )
 from lbbsp_core.runtime.options.naming import read_predictor
 
@@ -116,6 +120,12 @@ def test_a_policy_of_the_environment_that_cannot_be_used_is_named(monkeypatch):
         ("seed", None, "seed must be an integer >= 0, got None"),
         ("drivers", 5, "drivers must be a list of names, got 5"),
         ("drivers", "runnable", "drivers must be a list of names, got 'runnable'"),
+        ("drivers", [5], r"drivers must be a list of names, got \[5\]"),
+        ("drivers", ["runable"], "no driving factor 'runable': did you mean 'runnable'"),
+        ("compare_weights", True, "compare_weights must be an integer >= 1, got True"),
+        ("limit_seconds", True, "limit_seconds must be finite and > 0, got True"),
+        ("min_gain", False, r"min_gain must be in \[0, 1\), got False"),
+        ("short_step_seconds", -1, "short_step_seconds must be finite and >= 0, got -1"),
         ("record", True, "record must be a path, got True"),
         ("metrics_file", 5, "metrics_file must be a path, got 5"),
     ],
@@ -138,6 +148,16 @@ def test_the_record_is_where_the_user_or_the_launcher_says(monkeypatch):
     monkeypatch.setenv("LBBSP_RUN_DIR", "/runs/one")
     assert SessionOptions().record_path() == Path("/runs/one")
     assert SessionOptions(record="mine.jsonl").record_path() == Path("mine.jsonl")
+
+
+def test_integers_of_numpy_will_do():
+    session = WorkerSession(
+        SingleWorker(), np.int64(8), SessionOptions(granularity=np.int64(4)), framework="none"
+    )
+    session.use_order(session.make_order(16))
+    session.start({})
+    assert session.sizes == (8,)
+    assert json.dumps([type(session.options.granularity)(4), session.facts()])
 
 
 def test_names_are_read_once_and_the_options_can_be_copied():
