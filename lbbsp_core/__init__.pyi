@@ -17,6 +17,7 @@ from lbbsp_core.policy import FixedShares as FixedShares
 from lbbsp_core.policy import LeaderStraggler as LeaderStraggler
 from lbbsp_core.policy import LoadBalanced as LoadBalanced
 from lbbsp_core.policy import Observation as Observation
+from lbbsp_core.policy import Observe as Observe
 from lbbsp_core.policy import Policy as Policy
 from lbbsp_core.policy import ProportionalControl as ProportionalControl
 from lbbsp_core.predict import Arima as Arima
@@ -33,6 +34,8 @@ from lbbsp_core.runtime.exchange.protocol import DisagreementError as Disagreeme
 from lbbsp_core.runtime.exchange.protocol import StepMessage as StepMessage
 from lbbsp_core.runtime.loop.balancer import Balancer as Balancer
 from lbbsp_core.runtime.loop.session import WorkerSession as WorkerSession
+from lbbsp_core.runtime.options.options import AsyncOptions as AsyncOptions
+from lbbsp_core.runtime.options.options import Options as Options
 from lbbsp_core.runtime.options.options import SessionOptions as SessionOptions
 from lbbsp_core.runtime.record.events import EventLine as EventLine
 from lbbsp_core.runtime.record.record import PushLine as PushLine

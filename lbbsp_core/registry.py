@@ -228,6 +228,7 @@ POLICIES: Final[Registry[policy.Policy]] = Registry(
     Component("leader-straggler", policy.LeaderStraggler),
     Component("lbbsp", policy.LoadBalanced),
     Component("lbbsp-every", policy.LoadBalanced, {"min_gain": 0.0}),
+    Component("observe", policy.Observe),
 )
 """All policies. ``fixed`` needs ``shares``, which the simulator takes from a profile.
 

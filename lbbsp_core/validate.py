@@ -36,7 +36,7 @@ def require_fraction(name: str, value: float) -> float:
 
 
 def require_integer(name: str, value: float, minimum: int) -> int:
-    """Returns `value` as an int if it is of an integer type and >= `minimum`.
+    """Returns `value` as an int if it is of an integer type, no bool, and >= `minimum`.
 
     Example:
         >>> require_integer("interval", 2.5, 1)
@@ -57,6 +57,20 @@ def require_whole(name: str, value: float, minimum: int) -> int:
     """Returns `value` as an int if it is whole and >= `minimum`, such as the quotient 640 / 80."""
     is_whole = isinstance(value, float) and value.is_integer()
     return require_integer(name, int(value) if is_whole else value, minimum)
+
+
+def require_flag(name: str, value: object) -> bool:
+    """Returns `value` if it is True or False: the text "no" would count as true.
+
+    Example:
+        >>> require_flag("mean_loss", "no")
+        Traceback (most recent call last):
+            ...
+        TypeError: mean_loss must be True or False, got 'no'
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {shortened(value)}")
+    return value
 
 
 def require_path(name: str, value: object) -> Path:
@@ -144,7 +158,7 @@ def shortened(value: object) -> str:
 
 def _require(name: str, value: float, holds: Callable[[float], bool], constraint: str) -> float:
     try:
-        is_valid = math.isfinite(value) and holds(value)
+        is_valid = not isinstance(value, bool) and math.isfinite(value) and holds(value)
     except (TypeError, OverflowError):  # no number, or an integer beyond all floats
         is_valid = False
     if not is_valid:

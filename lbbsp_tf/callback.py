@@ -6,16 +6,18 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import keras
 import numpy.typing as npt
 import tensorflow as tf
 
 from lbbsp_core.runtime.checkpoint.schedule import Every, require_every
-from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.options.options import Options, SessionOptions
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import fail_fast
 from lbbsp_core.runtime.reliability.preemption import end_with_peers
+from lbbsp_core.validate import require_flag
 from lbbsp_tf import compat
 from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import addresses, check_devices, check_tf_config, rank_and_workers
@@ -33,6 +35,9 @@ from lbbsp_tf.reliability.checkpoints import Checkpoints
 from lbbsp_tf.reliability.leaving import leave_together
 from lbbsp_tf.reliability.liveness import start_heartbeat
 from lbbsp_tf.training import Training
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -100,8 +105,10 @@ class LoadBalancer(BalancedFit):
         checkpoint: str | Path | None = None,
         every: Every = "epoch",
         logs: bool = True,
-        **options: object,
+        **options: Unpack[Options],
     ) -> None:
+        require_flag("verify", verify)
+        require_flag("logs", logs)
         checks.require_strategy(strategy)
         check_tf_config()
         checks.check_keras()

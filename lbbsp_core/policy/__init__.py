@@ -16,6 +16,7 @@ from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
 from lbbsp_core.policy.growth import bound_growth
 from lbbsp_core.policy.leader_straggler import LeaderStraggler
 from lbbsp_core.policy.load_balanced import LoadBalanced
+from lbbsp_core.policy.observe import Observe
 from lbbsp_core.policy.proportional_control import ProportionalControl
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "LoadBalanced",
     "Notices",
     "Observation",
+    "Observe",
     "Policy",
     "PolicyState",
     "ProportionalControl",

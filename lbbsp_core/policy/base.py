@@ -51,8 +51,9 @@ class BatchConstraints:
     granularity: int = 1
 
     def __post_init__(self) -> None:
-        require_integer("global_batch_size", self.global_batch_size, 0)
-        require_integer("granularity", self.granularity, 1)
+        for name, minimum in (("global_batch_size", 0), ("granularity", 1)):  # also NumPy's
+            value = require_integer(name, getattr(self, name), minimum)
+            object.__setattr__(self, name, value)
         min_total = sum(bounds.minimum for bounds in self.limits)
         if self.global_batch_size < min_total:
             raise ValueError(

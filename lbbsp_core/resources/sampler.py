@@ -84,7 +84,7 @@ class ResourceSampler:
             raise ValueError(f"gpu must be >= 0, got {gpu}: use 0 for the first visible GPU")
         self._host = replace(host or Host(), gpu=gpu)
         if names is not None:
-            self.names = _check_names(names)
+            self.names = check_names(names)
             self._open(self.names, logging.INFO)
         else:
             of_quota = DEFAULT_QUOTA_NAMES if cpu_quotas(self._host) else ()
@@ -153,7 +153,7 @@ class ResourceSampler:
         self.close()
 
 
-def _check_names(names: Sequence[str]) -> tuple[str, ...]:
+def check_names(names: Sequence[str]) -> tuple[str, ...]:
     """Returns `names` as a tuple if each is known and none is repeated."""
     names = (names,) if isinstance(names, str) else tuple(names)
     for name in names:

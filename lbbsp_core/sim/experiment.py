@@ -199,9 +199,9 @@ def chosen_runs(
 ) -> list[Run]:
     """Combines every synchroniser with every policy, and every predictor where one is used.
 
-    Policies of None are all that a synchroniser allows, with `preemption` if workers leave.
-    Predictors given by name are trained for `lag`. A policy that needs common steps is refused
-    under a synchroniser without.
+    Policies of None are all that a synchroniser allows, with `preemption` if workers leave, but
+    `Observe`, whose plans are those of plain BSP. Predictors given by name are trained for `lag`. A
+    policy that needs common steps is refused under a synchroniser without.
 
     Example:
         >>> [run.title for run in chosen_runs(["bsp", "lbbsp"], ["last", "ema0.2"])]
@@ -212,7 +212,7 @@ def chosen_runs(
         >>> [run.title for run in chosen_runs([LoadBalanced()], [Ema(0.5), Ema(0.1)])]
         ['lbbsp ema0.5', 'lbbsp Ema(alpha=0.1)']
     """
-    chosen = _named(POLICIES, list(POLICIES) if policies is None else policies)
+    chosen = _named(POLICIES, _different() if policies is None else policies)
     kinds = {name: _kind_of(policy) for name, policy in chosen.items()}
     built = {
         name: PREDICTORS.resolve(predictor, horizon=max(lag, 1))
@@ -231,6 +231,12 @@ def chosen_runs(
             used = built if kind.uses_costs else {None: None}
             runs += [Run(name, chosen[name], sync, synchroniser, *own) for own in used.items()]
     return runs
+
+
+def _different() -> list[str]:
+    """Returns the policies, but for those that only observe, which are alike in virtual time."""
+    kinds = {name: one.cls for name, one in POLICIES.items()}
+    return [name for name, kind in kinds.items() if not (kind.is_static and kind.uses_costs)]
 
 
 def _named(registry: Registry[T], given: Sequence[T | str]) -> dict[str, T | str]:

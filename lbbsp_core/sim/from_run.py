@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from lbbsp_core.runtime.record.named import read_named_run
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
-from lbbsp_core.sim.cluster import MIN_STEPS, ReplayedCluster
+from lbbsp_core.sim.cluster import MIN_STEPS, ReplayedCluster, replay_trace
 from lbbsp_core.sim.traces import LARGEST_DRIVER, Series, Trace
 from lbbsp_core.types import Measurement, is_plausible
 
@@ -34,28 +35,24 @@ def cluster_from_run(path: str | Path) -> RecordedRun:
 
     Short steps and those with an excluded or missing measurement (the first step of an epoch
     includes tracing or loading) are left out, with a note: they do not show the workers' speeds.
+    Predictors get the driving factors as in `trace_from_run`, if the run has recorded any.
     Seconds are taken as proportional to samples, because the batches of a plain run do not change:
     where iterations have a large fixed overhead, the gain of a policy is overestimated.
 
     Raises:
         ValueError: The file is no record of steps, or has a single worker or too few steps.
     """
-    _, usable, notes = _read(path)
-    sizes = np.array([line.amounts for line in usable], np.float64)
-    busy = np.array([line.busy_seconds for line in usable], np.float64)
-    if sizes.shape[1] < 2:
+    trace, usable = _trace(path)
+    if len(trace.series) < 2:
         raise ValueError(
             f"{path}: a single worker waits for no other worker: record two or more workers"
         )
-    walls = np.array([line.wall_seconds for line in usable], np.float64)
-    cluster = ReplayedCluster(
-        sizes / busy,
-        (((),) * sizes.shape[1],) * len(usable),
-        round(statistics.median(sizes.sum(axis=1).tolist())),
-        notes,
+    walls = [line.wall_seconds for line in usable]
+    communication = statistics.median(
+        wall - max(line.busy_seconds) for wall, line in zip(walls, usable, strict=True)
     )
-    communication = float(np.median(walls - busy.max(axis=1)))
-    return RecordedRun(cluster, max(communication, 0.0), float(np.median(walls)))
+    cluster = replace(replay_trace(trace), notes=trace.notes)
+    return RecordedRun(cluster, max(communication, 0.0), statistics.median(walls))
 
 
 def trace_from_run(path: str | Path) -> Trace:
@@ -69,6 +66,11 @@ def trace_from_run(path: str | Path) -> Trace:
     Raises:
         ValueError: The file is no record of steps, or has too few steps.
     """
+    return _trace(path)[0]
+
+
+def _trace(path: str | Path) -> tuple[Trace, list[StepLine]]:
+    """Returns the trace of a record, and its lines."""
     header, usable, notes = _read(path)
     sampled = (name for line in usable for name in line.drivers)
     names = tuple(dict.fromkeys([*header.drivers, *sampled]))
@@ -103,7 +105,8 @@ def trace_from_run(path: str | Path) -> Trace:
         measured = [Measurement(x.amounts[rank], x.busy_seconds[rank], tuple(d)) for x, d in known]
         series.append(Series(rank, steps, tuple(measured)))
     folder = Path(path)
-    return Trace(folder if folder.name else folder.resolve(), names, tuple(series), notes)
+    trace = Trace(folder if folder.name else folder.resolve(), names, tuple(series), notes)
+    return trace, usable
 
 
 def _read(path: str | Path) -> tuple[RunHeader, list[StepLine], tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import mxnet as mx
 from mxnet import gluon
@@ -15,8 +15,9 @@ from lbbsp_core.order import SampleStream
 from lbbsp_core.runtime.asynchronous import coordination
 from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
 from lbbsp_core.runtime.asynchronous.coordination import CoordinatorService, Table
-from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.options.options import AsyncOptions, SessionOptions
 from lbbsp_core.sync import Synchroniser
+from lbbsp_core.validate import require_integer, require_positive
 from lbbsp_mx import cluster, env
 from lbbsp_mx.fence import wait_for
 from lbbsp_mx.parameters import (
@@ -29,6 +30,9 @@ from lbbsp_mx.parameters import (
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.server_optimizer import Keys, ServerOptimizer
 from lbbsp_mx.trainer.stages import clear_stale, learning, mark_gradients
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -89,9 +93,10 @@ class AsyncTrainer(gluon.Trainer):
         sync: Synchroniser | str,
         global_batch_size: int,
         wait_seconds: float = 1800.0,
-        **options: object,
+        **options: Unpack[AsyncOptions],
     ) -> None:
         chosen = SessionOptions.of(options, AsyncTrainer.__init__)
+        require_positive("wait_seconds", wait_seconds)
         params = list(as_created(params))
         for param in params:
             if param._deferred_init:
@@ -133,6 +138,8 @@ class AsyncTrainer(gluon.Trainer):
             num_samples: Number of samples in the whole data set.
             epochs: Number of epochs that one iteration over the loader covers.
         """
+        require_integer("num_samples", num_samples, 1)
+        require_integer("epochs", epochs, 1)
         self._session.use_samples(num_samples)
         stream = SampleStream(num_samples, self._session.options.seed)
         return StreamSampler(self._session, stream, epochs)

@@ -14,6 +14,7 @@ from mxnet.gluon.data import Sampler
 from lbbsp_core.order import Indices, Order, SampleStream
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_core.validate import require_flag
 from lbbsp_core.work import Work
 from lbbsp_mx.data.drawing import EpochDrawer, check_same_data
 
@@ -204,6 +205,7 @@ def make_sampler(
 
     With `drop_last`, an order by the seed has no short last steps.
     """
+    require_flag("shuffle", shuffle)
     num_samples = check_same_data(session, data)
     if beside is not None:
         if work is not None:

@@ -16,6 +16,7 @@ from lbbsp_core.runtime.checkpoint.schedule import Every, require_every
 from lbbsp_core.runtime.exchange.collectives import sums
 from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_core.validate import require_path
 from lbbsp_mx import compat
 from lbbsp_mx.reliability.agreement import ends_epoch
 from lbbsp_mx.trainer.trainer import Trainer
@@ -61,6 +62,8 @@ class LoadBalancingHandler(
         self, priority: int = -2000, *, checkpoint: str | Path | None = None, every: Every = "epoch"
     ) -> None:
         super().__init__(priority)
+        if checkpoint is not None:
+            require_path("checkpoint", checkpoint)
         require_every(every, checkpoint)
         self._checkpoint, self._every = checkpoint, every
         self.ends = EpochEnds()

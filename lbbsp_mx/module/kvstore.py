@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
 from mxnet import gluon
 from mxnet.kvstore import KVStoreBase
 
 from lbbsp_core.runtime.exchange import handshake
-from lbbsp_core.runtime.options.options import SessionOptions
-from lbbsp_core.validate import require_integer
+from lbbsp_core.runtime.options.options import Options, SessionOptions
+from lbbsp_core.validate import require_flag, require_integer
 from lbbsp_mx import cluster, compat, env
 from lbbsp_mx.data.data_iter import Columns, PlannedIter
 from lbbsp_mx.data.sampler import Draws, make_sampler
@@ -21,6 +21,9 @@ from lbbsp_mx.module.pushes import NO_OPTIMIZER, BalancedIter, ModuleSteps
 from lbbsp_mx.parameters import devices_of_module
 from lbbsp_mx.store.kvstore import GLUON_NAME, KINDS, NAME, SharedStore
 from lbbsp_mx.store.native import ALIASES, ASYNCHRONOUS, runtime
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class KVStore(SharedStore):
@@ -57,12 +60,11 @@ class KVStore(SharedStore):
         label: Columns = None,
         *,
         global_batch_size: int | None = None,
-        seed: int | None = None,
         shuffle: bool | None = None,
         mean_loss: bool = False,
         devices: int = 1,
         iter_params: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> PlannedIter:
         """Balances the workers of ``Module.fit(train, kvstore=store)``; a collective.
 
@@ -81,7 +83,6 @@ class KVStore(SharedStore):
             label: Arrays of labels, as for ``NDArrayIter``, if `data` are arrays.
             global_batch_size: X, samples per step over all workers; constant. Defaults to the
                 batch size of the ``NDArrayIter`` times the number of workers.
-            seed: Seed of the order. Defaults to that of the options.
             shuffle: Whether each epoch has another order. Defaults to what the ``NDArrayIter``
                 does, else True. One that shuffles must be new, of the same arrays on all workers.
             mean_loss: Whether gradients are means over the worker's batch, as those of
@@ -90,7 +91,8 @@ class KVStore(SharedStore):
                 if workers have different ones. Each device then has a sample in every step.
             iter_params: Further arguments of `PlannedIter`: ``data_name`` and the like for arrays,
                 options of ``DataLoader`` for a gluon data set.
-            **options: Options of `lbbsp_core.SessionOptions`, such as ``policy`` and ``record``.
+            **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``record``
+                and ``seed``, that of the order.
 
         Raises:
             ValueError: No plan can satisfy the options, or updates would not be exact, as with
@@ -110,6 +112,7 @@ class KVStore(SharedStore):
         compat.refuse_fixed_batches(BalancedIter)
         self._check_exact()
         require_integer("devices", devices, 1)
+        require_flag("mean_loss", mean_loss)
         if mean_loss and devices > 1:
             raise ValueError(
                 f"mean_loss=True needs one device per worker, got devices={devices}: means of "
@@ -119,11 +122,10 @@ class KVStore(SharedStore):
         workers = self.num_workers
         collectives = self._collectives
         total = module_data.total_of(data, global_batch_size, workers)
-        seed = chosen.seed if seed is None else seed
         if shuffle is None:
             shuffle = data.shuffle if isinstance(data, mx.io.NDArrayIter) else True
         drop_last = module_data.drops_last(data)
-        facts = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle),
+        facts = {"global_batch_size": total, "seed": chosen.seed, "shuffle": int(shuffle),
                  "last_batch_handle='discard'": int(drop_last), "mean_loss": int(mean_loss),
                  "devices": devices}  # fmt: skip
         handshake.compare(collectives, facts)
@@ -131,7 +133,7 @@ class KVStore(SharedStore):
         each = devices_of_module(devices)
         session = runtime().open_session(collectives, total, chosen, parts=devices, devices=each)
         samples = source if isinstance(source, gluon.data.Dataset) else module_data.Samples(source)
-        sampler = make_sampler(session, Draws(), samples, seed, bool(shuffle), drop_last=drop_last)
+        sampler = make_sampler(session, Draws(), samples, None, bool(shuffle), drop_last=drop_last)
         last = sampler.order.size(sampler.order.steps_per_epoch - 1)
         most = devices if workers > 1 else max(devices, last)
         even, served = -(-total // workers), self.distributed

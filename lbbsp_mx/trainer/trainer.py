@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
 from mxnet import gluon
 
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_core.runtime.options.options import SessionOptions
-from lbbsp_core.validate import require_integer
+from lbbsp_core.runtime.options.options import Options, SessionOptions
+from lbbsp_core.validate import require_flag, require_integer
 from lbbsp_mx import cluster
 from lbbsp_mx.data.sampler import Draws
 from lbbsp_mx.fence import Fence
@@ -43,6 +43,9 @@ from lbbsp_mx.trainer.session import (
 )
 from lbbsp_mx.trainer.stages import Gradients, GradientStage, IdleDevices, learning, stages_of
 from lbbsp_mx.trainer.steps import SampleWeights, Steps, StepsBeside, Weight, total_weight
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class StoreTrainer(gluon.Trainer):
@@ -183,10 +186,11 @@ class Trainer(TrainingControl, StoreTrainer):
         mean_loss: bool = False,
         accumulate: int = 1,
         beside: Trainer | None = None,
-        **options: object,
+        **options: Unpack[Options],
     ) -> None:
         chosen = SessionOptions.of(options, Trainer.__init__)
         require_integer("accumulate", accumulate, 1)
+        require_flag("mean_loss", mean_loss)
         if not (beside is None or isinstance(beside, Trainer)):
             raise TypeError(f"beside must be an lbbsp_mx.Trainer, got {beside!r}: pass the trainer")
         needing = [*options, *(["accumulate"] if accumulate > 1 else [])]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from keras.utils import PyDataset
 
-from lbbsp_core.validate import require_integer
+from lbbsp_core.validate import require_flag, require_integer
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.arrays import Arrays
 from lbbsp_tf.data.items import Batches, Items
@@ -40,7 +40,11 @@ class InputOptions:
 
     def __post_init__(self) -> None:
         require_integer("readers", self.readers, 1)
-        require_integer("prefetch", self.prefetch or 0, 0)
+        if self.prefetch is not None:
+            require_integer("prefetch", self.prefetch, 0)
+        for name in ("shuffle", "batched", "padded"):
+            if (value := getattr(self, name)) is not None:
+                require_flag(name, value)
 
     def open(self, global_batch_size: int) -> Source:
         """Returns the source of the data; an error names the remedy for what is not supported."""

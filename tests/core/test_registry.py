@@ -57,6 +57,7 @@ def schemes(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_names_that_stay() -> None:
     assert list(POLICIES) == [
         "bsp", "fixed", "dbs", "proportional", "leader-straggler", "lbbsp", "lbbsp-every",
+        "observe",
     ]  # fmt: skip
     assert list(PREDICTORS) == [
         "last", "ema0.2", "ema0.5", "arima", "rnn", "lstm", "narx", "narx-without-drivers",

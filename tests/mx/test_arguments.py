@@ -208,3 +208,26 @@ def test_a_synchroniser_is_taken_by_name():
         asynchronous("sspp:3")
     with pytest.raises(TypeError, match=r"got the class DSSP: create an object, as in sync=DSSP\("):
         asynchronous(DSSP)
+
+
+def asynchronous(**options):
+    params = network().collect_params()
+    return lbbsp_mx.AsyncTrainer(params, "sgd", sync="asp", global_batch_size=X, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: trainer(mean_loss="no"), "mean_loss must be True or False, got 'no'"),
+        (lambda: trainer().batch_sampler(SAMPLES, shuffle="no"), "shuffle must be True or False"),
+        (lambda: trainer(compare_weights=True), "compare_weights must be an integer >= 1, got T"),
+        (lambda: asynchronous(wait_seconds=0), "wait_seconds must be finite and > 0, got 0"),
+        (lambda: asynchronous().batch_sampler(64.0), "num_samples must be an integer >= 1"),
+        (lambda: asynchronous().batch_sampler(64, epochs=0), "epochs must be an integer >= 1"),
+        (lambda: lbbsp_mx.LoadBalancingHandler(checkpoint=5), "checkpoint must be a path, got 5"),
+        (lambda: lbbsp_mx.LoadBalancingHandler(checkpoint="a", every=True), "every must be 'epoc"),
+    ],
+)
+def test_values_of_a_wrong_type_or_range_are_named(make, problem):
+    with pytest.raises((TypeError, ValueError), match=problem):
+        make()

@@ -234,9 +234,19 @@ def check_unequal(runs: dict[str, Run], total: int) -> None:
     fast, other, slow = _by_rank(runs["even"], "busy_seconds")
     assert slow > 1.5 * max(fast, other), "busy time is each worker's own"
     assert median(step.wall_seconds for step in runs["even"].last_half()) >= slow
+    _check_observed(runs["even"], total)
     assert all(sum(step.sizes) == total for step in runs["balanced"].steps)
     fast, other, slow = _by_rank(runs["balanced"], "sizes")
     assert slow < 0.75 * min(fast, other)
+
+
+def _check_observed(run: Run, total: int) -> None:
+    """Even batches are recorded with forecasts and driving factors, and show what to gain."""
+    (rows,) = {step.sizes for step in run.steps}
+    assert (sum(rows), max(rows)) == (total, total // len(rows))
+    for step in run.last_half():
+        assert None not in step.predicted_seconds
+        assert "cpu_other_percent" in step.drivers
 
 
 def _by_rank(run: Run, key: str) -> list[float]:

@@ -36,8 +36,10 @@ def test_a_worker_that_never_comes_back_is_ended_by_the_timeout():
 def runs(tmp_path_factory):
     """Records of the same training with even and with balanced batches, one worker slow."""
     folder = tmp_path_factory.mktemp("runs")
-    for mode in ("even", "balanced"):
-        job = run("training", mode, workers=3, run_dir=folder / mode)
+    for mode, policy in (("even", "observe"), ("balanced", "")):
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("LBBSP_POLICY", policy)
+            job = run("training", mode, workers=3, run_dir=folder / mode)
         assert job.status == 0
     return {mode: read_run(folder / mode) for mode in ("even", "balanced")}
 
@@ -72,6 +74,6 @@ def test_the_header_tells_what_ran(runs):
     header = runs["balanced"].header
     assert (header.workers, header.global_batch_size, header.lag) == (3, 48, 1)
     assert header.policy.startswith("LoadBalanced")
-    assert "Even" in runs["even"].header.policy
+    assert runs["even"].header.policy == "Observe()"
     events = [(each.event, each.steps) for each in runs["balanced"].events]
     assert events == [("planned", 4 * 480 // 48), ("finished", None)]

@@ -907,3 +907,17 @@ def test_placeholders_have_no_thread_that_can_hold_up_the_end_of_a_fit():
     placeholders = PlaceholderDataset(pipeline, strategy, Mock())
     assert isinstance(iter(placeholders), itertools.repeat)
     assert [leaf.shape for leaf in next(iter(placeholders))] == [(1, 2), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
+        ({"padded": 1}, "padded must be True or False, got 1"),
+        ({"prefetch": False}, "prefetch must be an integer >= 0, got False"),
+        ({"readers": True}, "readers must be an integer >= 1, got True"),
+    ],
+)
+def test_values_of_a_wrong_type_are_named(options, problem):
+    with pytest.raises((TypeError, ValueError), match=problem):
+        InputOptions(ROWS, **options)

@@ -113,7 +113,7 @@ def unbalanced(report: RunReport) -> Iterator[Advice]:
 def wrong_forecasts(report: RunReport) -> Iterator[Advice]:
     """Reports workers whose forecasts are far from the measurements."""
     wrong = [w for w in report.workers if w.forecast_rmse is not None and w.forecast_rmse >= WRONG]
-    if not wrong or not report.was_balanced:
+    if not wrong or not (report.was_balanced or report.table.is_plain):
         return
     worst = max(wrong, key=lambda worker: worker.forecast_rmse or 0.0)
     assert worst.forecast_rmse is not None

@@ -111,7 +111,7 @@ class AsyncSession:
         options.check_asynchronous(servers.rank)
         self.servers, self.options = servers, options
         self.sync = SYNCHRONISERS.resolve(sync)
-        self.policy = policy = options.choose_policy(Even())
+        self.policy = policy = options.choose_policy(Even(), rank=servers.rank)
         workers = servers.workers
         known = BatchConstraints(
             global_batch_size, limits_by_rank(options.limits, workers), options.granularity or 1

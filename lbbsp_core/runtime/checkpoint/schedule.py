@@ -195,7 +195,7 @@ def require_every(every: object, folder: object) -> None:
     """Raises an error unless checkpoints can be written at such intervals."""
     if every == "epoch":
         return
-    if not isinstance(every, Integral) or every < 1:
+    if not isinstance(every, Integral) or isinstance(every, bool) or every < 1:
         raise ValueError(
             f"every must be 'epoch' or a number of steps >= 1, got {every!r}: for example 100"
         )

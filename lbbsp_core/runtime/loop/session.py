@@ -136,7 +136,7 @@ class WorkerSession:
         self.extensions = Extensions(extensions, self)
         self.width = WIDTH + self.extensions.width
         devices = devices or Devices()
-        policy = options.choose_policy()
+        policy = options.choose_policy(rank=self.rank)
         self._framework, self._versions = framework, dict(versions or {})
         self._identity = Identity.here(devices.names)
         self._drivers = drivers_of(options, policy, devices) if self.workers > 1 else ()

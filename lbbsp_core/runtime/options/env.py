@@ -20,6 +20,11 @@ def run_dir() -> Path | None:
     return _path("LBBSP_RUN_DIR")
 
 
+def policy() -> str:
+    """Returns ``LBBSP_POLICY``, the policy of scripts that choose none; empty if it is unset."""
+    return os.environ.get("LBBSP_POLICY", "").strip()
+
+
 def metrics_file() -> Path | None:
     """Returns ``LBBSP_METRICS_FILE``, the file for Prometheus' metrics of the run."""
     return _path("LBBSP_METRICS_FILE")

@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from lbbsp_core.policy import BatchConstraints, Even, LoadBalanced, Policy
 from lbbsp_core.predict import Predictor
+from lbbsp_core.registry import POLICIES
+from lbbsp_core.resources.sampler import check_names
 from lbbsp_core.runtime.options import env, naming
 from lbbsp_core.runtime.options.defaults import SHORT_STEP_SECONDS, SILENCE_SECONDS
 from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum
@@ -19,6 +21,7 @@ from lbbsp_core.validate import (
     require_fraction,
     require_integer,
     require_known,
+    require_nonnegative,
     require_path,
     require_positive,
     shortened,
@@ -46,6 +49,39 @@ _OF_COMMON_STEPS: Final = {
 """Options without an effect in asynchronous training, and why; their defaults are allowed."""
 
 
+class AsyncOptions(TypedDict, total=False):
+    """Types of the keyword arguments ``**options`` of asynchronous training, all optional.
+
+    They are those of `Options` that have an effect where workers have no common steps.
+    """
+
+    policy: Policy | str | None
+    predictor: Predictor | str | None
+    cost: AnyCost | None
+    limits: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None
+    granularity: int | None
+    interval: int | None
+    min_gain: float | None
+    record: str | Path | None
+    seed: int
+    drivers: Sequence[str] | None
+    silence_seconds: float
+
+
+class Options(AsyncOptions, total=False):
+    """Types of the keyword arguments ``**options`` of all plugins: those of `SessionOptions`.
+
+    Editors complete them, and type checkers refuse other names and types. A function that passes
+    options on declares them as ``**options: Unpack[lbbsp_core.Options]`` (`typing.Unpack`, or that
+    of typing_extensions before Python 3.11).
+    """
+
+    metrics_file: str | Path | None
+    limit_seconds: float | None
+    compare_weights: int | None
+    short_step_seconds: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions:
     """Options that the plugins of all frameworks share.
@@ -53,8 +89,8 @@ class SessionOptions:
     Args:
         policy: Decides batch sizes: an object, or a name as on the command line, such as
             ``"lbbsp"``, ``"lbbsp:min_gain=0"`` or ``"fixed:9/12/18"``, see `lbbsp_core.registry`.
-            Defaults to ``LoadBalanced(min_gain, interval)``, and to `Even` in asynchronous
-            training.
+            Defaults to that of the variable ``LBBSP_POLICY``, or else to
+            ``LoadBalanced(min_gain, interval)``, and to `Even` in asynchronous training.
         predictor: Forecasts this worker's speed: an object, or a name such as ``"ema0.5"`` or
             ``"narx"``, which is then trained for the lag of the plans. Defaults to `Mixture`.
         cost: Shape of this worker's batch-time curve: an object, the file of a profile such as
@@ -114,11 +150,10 @@ class SessionOptions:
     short_step_seconds: float = SHORT_STEP_SECONDS
 
     def __post_init__(self) -> None:
-        if self.granularity is not None:
-            require_integer("granularity", self.granularity, 1)
+        for name in ("granularity", "interval", "compare_weights"):
+            if (value := getattr(self, name)) is not None:  # also one of NumPy
+                object.__setattr__(self, name, require_integer(name, value, 1))
         require_integer("seed", self.seed, 0)
-        if self.interval is not None:
-            require_integer("interval", self.interval, 1)
         if self.min_gain is not None:
             require_fraction("min_gain", self.min_gain)
         if self.record is not None:
@@ -132,18 +167,21 @@ class SessionOptions:
             )
         if self.limit_seconds is not None:
             require_positive("limit_seconds", self.limit_seconds)
-        if self.compare_weights is not None:
-            require_integer("compare_weights", self.compare_weights, 1)
+        require_nonnegative("short_step_seconds", self.short_step_seconds)
         if self.metrics_file is not None:
             _require_prom("metrics_file", self.metrics_file)
 
     def _check_drivers(self) -> None:
         names = self.drivers
-        if isinstance(names, str) or not (names is None or isinstance(names, Sequence)):
+        if names is None:
+            return
+        is_list = isinstance(names, Sequence) and not isinstance(names, str)
+        if not is_list or not all(isinstance(name, str) for name in names):
             raise TypeError(
                 f"drivers must be a list of names, got {shortened(names)}: write "
                 'drivers=("cpu_other_percent",), or drivers=() for none'
             )
+        check_names(names)
 
     def _resolve(self) -> None:
         """Replaces names by objects, but for the predictor, which depends on the session's lag."""
@@ -219,20 +257,33 @@ class SessionOptions:
         if workers > 1:
             return self
         options = self if self.limits is None else replace(self, limits=None)
+        policy = options.choose_policy()
         try:
-            options.choose_policy().init(BatchConstraints(global_batch_size, (Limits(),)))
+            policy.init(BatchConstraints(global_batch_size, (Limits(),)))
         except ValueError:  # it has a value for each of several workers
-            options = replace(options, policy=Even())
+            options = replace(options, policy=Even(), interval=None, min_gain=None)
         return options
 
-    def choose_policy(self, default: Policy | None = None) -> Policy:
-        """Returns the given policy, or else the default one.
+    def choose_policy(self, default: Policy | None = None, *, rank: int | None = None) -> Policy:
+        """Returns the given policy, that of the environment, or else the default one.
 
         Args:
             default: Default if neither `interval` nor `min_gain` is given. None: LB-BSP.
+            rank: Number of the worker that will use it: worker 0 says if the environment chooses.
+
+        Raises:
+            ValueError: ``LBBSP_POLICY`` names no policy.
         """
         if self.policy is not None:
             return naming.read_policy(self.policy)
+        if text := env.policy():
+            try:
+                policy = POLICIES.build(text, **self._policy_options)  # those that it has
+            except ValueError as error:
+                raise ValueError(f"LBBSP_POLICY cannot be used: {error}") from None
+            if rank == 0:
+                logger.warning("LBBSP_POLICY = %s chooses the policy: %r", text, policy)
+            return policy
         if default is not None and not self._policy_options:
             return default
         return LoadBalanced(**self._policy_options)

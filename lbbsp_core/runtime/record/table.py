@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.policy import Even
+from lbbsp_core.policy import Even, Observe
 from lbbsp_core.runtime.record.figures import Figures, StepTimes
 from lbbsp_core.runtime.record.record import Run, RunHeader
 from lbbsp_core.types import plausible
@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
 
-_PLAIN = repr(Even())
+_PLAIN = (repr(Even()), repr(Observe()))
 """Policy of plain BSP, as headers name it."""
 
 
@@ -94,7 +94,7 @@ class StepTable:
         Limits and the granularity may keep the batches of plain BSP from being equal, and those
         of a policy that adapts may stay equal.
         """
-        return self.is_even if self.header.policy is None else self.header.policy == _PLAIN
+        return self.is_even if self.header.policy is None else self.header.policy in _PLAIN
 
     def select(self, rows: Booleans) -> StepTable:
         """Returns the table of some of its steps, given as a mask of shape ``(n,)``."""

@@ -96,14 +96,16 @@ def test_a_plain_run_says_what_balancing_would_gain():
     assert "up to 1.9 times as fast" in report.verdict  # (0.6 + 0.02) / (0.3 + 0.02)
 
 
-def test_plain_is_what_the_header_says_although_batches_are_not_equal():
-    run = steady([300, 300], [16, 8], total=24, policy="Even()", forecast=None)
+@pytest.mark.parametrize(
+    ("policy", "forecast", "found"),
+    [("Even()", None, set()), ("Observe()", 1.5, {"wrong-forecasts"}), ("Observe()", 1.0, set())],
+)
+def test_plain_is_what_the_header_says_although_batches_are_not_equal(policy, forecast, found):
+    run = steady([300, 300], [16, 8], total=24, policy=policy, forecast=forecast)
     report = run_report(run)
     assert not report.was_balanced
     assert report.verdict.startswith("Not balanced, plain BSP: workers waited ")
-    for forecast in (None, 1.5):
-        forecasts = steady([300, 300], [16, 8], total=24, policy="Even()", forecast=forecast)
-        assert set(rules(forecasts)) == {"unbalanced"}
+    assert set(rules(run)) == {"unbalanced", *found}
     assert "Limits or the granularity keep the batches" in rules(run)["unbalanced"].text
     worked = replace(run, steps=[replace(each, work=(12.0, 12.0)) for each in run.steps])
     assert "granularity" not in rules(worked)["unbalanced"].text
@@ -372,6 +374,9 @@ def test_wrong_forecasts():
     noisy = rules(steady([300, 100], noise=0.5))["wrong-forecasts"]
     assert "change faster than they can be forecast" in noisy.text
     assert "wrong-forecasts" not in rules(steady([300, 100], forecast=1.1))
+    observed = steady([300, 100], [1, 1], forecast=1.4, policy="Observe()")
+    assert {"wrong-forecasts", "unbalanced"} <= rules(observed).keys()
+    assert "wrong-forecasts" not in rules(steady([300, 100], [1, 1], forecast=1.4)), "equal anyway"
 
 
 def test_no_forecasts():

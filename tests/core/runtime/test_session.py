@@ -344,7 +344,8 @@ def test_the_record_has_the_steps_that_each_training_plans(tmp_path):
     assert planned == [("planned", 4), ("planned", 9), ("planned", 12)]
 
 
-def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatch):
+@pytest.mark.parametrize("policy", ["lbbsp", "observe"])
+def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatch, policy):
     class Sampler:
         """Samples the rank, which is a name of the thread, and the number of samples so far."""
 
@@ -370,9 +371,13 @@ def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatc
     names = [("memory_percent",), ("memory_percent", "runnable")]
     run(
         worker,
-        options=lambda rank: SessionOptions(record=tmp_path / str(rank), drivers=names[rank]),
+        options=lambda rank: SessionOptions(
+            record=tmp_path / str(rank), drivers=names[rank], policy=policy
+        ),
     )
-    known = [line.drivers for line in read_run(tmp_path / "0").steps]
+    lines = read_run(tmp_path / "0").steps
+    known = [line.drivers for line in lines]
+    assert None not in lines[-1].predicted_seconds
     assert known == [
         {},
         {"runnable": (None, 10.0), "memory_percent": (0.0, 1.0)},

@@ -192,15 +192,17 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> N
 # The command
 
 
-def test_command_evaluates_runs_and_exports_them(tmp_path: Path) -> None:
+def test_commands_evaluate_export_and_replay_runs_with_their_drivers(
+    tmp_path: Path,
+) -> None:
     random = np.random.default_rng(0)
     lines = []
     for k in range(80):
         load = (random.random(2) < 0.4).astype(float)
         busy = tuple((0.1 * (1 + load) * np.exp(random.normal(0, 0.02, 2))).tolist())
-        lines.append(
-            line_of(k, tuple((x, None) for x in load.tolist()), sizes=(8, 8), busy_seconds=busy)
-        )
+        drivers = tuple((x, None) for x in load.tolist())
+        times = {"busy_seconds": busy, "wall_seconds": max(busy)}
+        lines.append(line_of(k, drivers, sizes=(8, 8), **times))
     write(tmp_path / "mine", lines)
     files = [str(tmp_path / name) for name in ("mine", "mine.csv", "out.json")]
     arguments = ["--predictors", "last,narx", "--json", files[2]]
@@ -224,6 +226,15 @@ def test_command_evaluates_runs_and_exports_them(tmp_path: Path) -> None:
     scores = alone["traces"]["mine"]
     assert scores["narx"]["rmse"] < 0.5 * scores["last"]["rmse"], "the load is known"
     assert scores["narx"]["efficiency"] > scores["last"]["efficiency"] + 0.1
+    result = CliRunner().invoke(
+        application(),
+        ["simulate", "--from-run", files[0], "--policies", "observe,lbbsp", *arguments],
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    found = {(row["policy"], row["predictor"]): row["efficiency"] for row in rows}
+    assert found["lbbsp", "narx"] > found["lbbsp", "last"] + 0.1, "the load is known here, too"
+    assert found["observe", "narx"] == found["observe", "last"] < found["lbbsp", "narx"]
     trace = trace_from_run(tmp_path / "mine")
     expected = evaluate([trace], predictors={"narx": Narx()}).scores["mine"]["narx"].rmse
     assert scores["narx"]["rmse"] == expected

@@ -26,7 +26,6 @@ class Telling(lbbsp_core.LastValue):
 
 
 OPTIONS = {
-    "even": lambda rank: {"policy": lbbsp_core.Even()},
     "shapes": lambda rank: {
         "predictor": Telling(),
         "drivers": ("memory_percent", "runnable"),
