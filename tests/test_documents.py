@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).parent / "documents" / "scripts" / "run_blocks.py"
 RUN_ELSEWHERE = {"docs/adding-a-framework.md": "tests/core/runtime/test_toy_plugin.py"}
 MAX_EXCEPTED = 6
 STEPS = 20
-TEXT = {"text", "diff", "dockerfile"}
+TEXT = {"text", "diff", "dockerfile", "bibtex"}
 """Languages of blocks that are read, not run: outputs, formulas, changes of files."""
 
 BLOCKS = [block for path in documents() for block in Page(path).blocks]
@@ -156,6 +156,15 @@ def test_each_block_is_run_or_says_why_not():
     assert not unknown, f"name a language of {sorted(known)} behind the fence: {unknown}"
     excepted = [b.place for b in BLOCKS if b.reason]
     assert len(excepted) <= MAX_EXCEPTED, excepted
+
+
+@pytest.mark.parametrize(("sign", "example"), [("-", "plain"), ("+", "balanced")])
+def test_the_change_in_the_readme_is_that_of_the_example(sign, example):
+    [change] = [b.text for b in BLOCKS if (b.document, b.language) == ("README.md", "diff")]
+    shown = [line[1:].strip() for line in change.splitlines() if line[0] in (sign, " ")]
+    script = (ROOT / "examples" / f"keras_digits_{example}.py").read_text("utf-8")
+    lines = [line.strip() for line in script.splitlines()]
+    assert [each for each in shown if each not in (*lines, "...")] == []
 
 
 @pytest.mark.parametrize(
