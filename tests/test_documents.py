@@ -158,6 +158,18 @@ def test_each_block_is_run_or_says_why_not():
     assert len(excepted) <= MAX_EXCEPTED, excepted
 
 
+def test_the_first_command_of_the_readme_prints_what_is_shown():
+    readme = [block for block in BLOCKS if block.document == "README.md"]
+    [command] = [line for b in readme for line in b.text.splitlines() if "--scenario" in line]
+    [shown] = [block.text.splitlines() for block in readme if block.language == "text"]
+    words = [sys.executable, "-m", "lbbsp_core", *command.split()[1:]]
+    printed = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = [line.replace("\u2503", "\u2502") for line in printed.stdout.splitlines()]
+    assert [line for line in shown if line not in lines] == []
+
+
 @pytest.mark.parametrize(("sign", "example"), [("-", "plain"), ("+", "balanced")])
 def test_the_change_in_the_readme_is_that_of_the_example(sign, example):
     [change] = [b.text for b in BLOCKS if (b.document, b.language) == ("README.md", "diff")]
