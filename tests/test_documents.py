@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).parent / "documents" / "scripts" / "run_blocks.py"
 RUN_ELSEWHERE = {"docs/adding-a-framework.md": "tests/core/runtime/test_toy_plugin.py"}
 MAX_EXCEPTED = 6
 STEPS = 20
-TEXT = {"text", "diff", "dockerfile"}
+TEXT = {"text", "diff", "dockerfile", "bibtex"}
 """Languages of blocks that are read, not run: outputs, formulas, changes of files."""
 
 BLOCKS = [block for path in documents() for block in Page(path).blocks]
@@ -156,6 +156,27 @@ def test_each_block_is_run_or_says_why_not():
     assert not unknown, f"name a language of {sorted(known)} behind the fence: {unknown}"
     excepted = [b.place for b in BLOCKS if b.reason]
     assert len(excepted) <= MAX_EXCEPTED, excepted
+
+
+def test_the_first_command_of_the_readme_prints_what_is_shown():
+    readme = [block for block in BLOCKS if block.document == "README.md"]
+    [command] = [line for b in readme for line in b.text.splitlines() if "--scenario" in line]
+    [shown] = [block.text.splitlines() for block in readme if block.language == "text"]
+    words = [sys.executable, "-m", "lbbsp_core", *command.split()[1:]]
+    printed = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = [line.replace("\u2503", "\u2502") for line in printed.stdout.splitlines()]
+    assert [line for line in shown if line not in lines] == []
+
+
+@pytest.mark.parametrize(("sign", "example"), [("-", "plain"), ("+", "balanced")])
+def test_the_change_in_the_readme_is_that_of_the_example(sign, example):
+    [change] = [b.text for b in BLOCKS if (b.document, b.language) == ("README.md", "diff")]
+    shown = [line[1:].strip() for line in change.splitlines() if line[0] in (sign, " ")]
+    script = (ROOT / "examples" / f"keras_digits_{example}.py").read_text("utf-8")
+    lines = [line.strip() for line in script.splitlines()]
+    assert [each for each in shown if each not in (*lines, "...")] == []
 
 
 @pytest.mark.parametrize(
