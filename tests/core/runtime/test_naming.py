@@ -162,7 +162,7 @@ def test_a_wrong_value_is_named_with_its_remedy(kind: str, value: object, proble
         ("policy", LoadBalanced, r"got the class LoadBalanced: create an object, as in policy=Loa"),
         ("policy", Ema, r"got <class .*Ema'>, which lacks .*is_static, .*: choose from bsp, fixed"),
         ("policy", Ema(0.5), r"got Ema\(alpha=0.5\), which lacks .*is_static, .*: choose from bsp"),
-        ("policy", 3, r"must be a policy or its name, got 3: choose from bsp, .*, observe, or"),
+        ("policy", 3, r"policy must be a policy or its name, got 3: choose from bsp, .*, observe"),
         ("policy", ["lbbsp"], r"got \['lbbsp'\]: choose from"),
         ("predictor", Even(), r"got Even\(\), which lacks predict: choose from last, "),
         ("predictor", int, "predictor must be a predictor or its name, got <class 'int'>: choose"),
