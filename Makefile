@@ -18,6 +18,8 @@ READY_DEMO := $(VENV)/.ready-demo
 DOCS := .venv-docs
 READY_DOCS := $(DOCS)/.ready
 NEXT := .venv-next
+# `make test-next NEXT_KERAS=keras` takes the newest release or release candidate instead.
+NEXT_KERAS := keras-nightly
 READY_NEXT := $(NEXT)/.ready
 
 # What the tests need includes what the demo needs.
@@ -42,7 +44,7 @@ campaigns: $(READY)
 test-next: $(READY_NEXT)
 	$(NEXT)/bin/python -m pip install --quiet --upgrade --pre tensorflow-cpu
 	$(NEXT)/bin/python -m pip uninstall --quiet --yes keras keras-nightly
-	$(NEXT)/bin/python -m pip install --quiet --pre keras-nightly
+	$(NEXT)/bin/python -m pip install --quiet --pre $(NEXT_KERAS)
 	$(NEXT)/bin/pytest -m "not campaign and not alone" $(SIDE_BY_SIDE) tests/tf tests/parallel
 
 # tests/*.py are checks of the sources themselves, such as imports.
