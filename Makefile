@@ -18,6 +18,8 @@ READY_DEMO := $(VENV)/.ready-demo
 DOCS := .venv-docs
 READY_DOCS := $(DOCS)/.ready
 NEXT := .venv-next
+# `make test-next NEXT_KERAS=keras` takes the newest release or release candidate instead.
+NEXT_KERAS := keras-nightly
 READY_NEXT := $(NEXT)/.ready
 
 # What the tests need includes what the demo needs.
@@ -38,9 +40,12 @@ campaigns: $(READY)
 	$(BIN)/pytest -m "campaign and not alone" $(SIDE_BY_SIDE)
 	$(BIN)/pytest -m "campaign and alone"
 
+# A release candidate of TensorFlow brings keras-nightly, which overwrites files of keras.
 test-next: $(READY_NEXT)
-	$(NEXT)/bin/python -m pip install --quiet --upgrade --pre keras tensorflow-cpu
-	$(NEXT)/bin/pytest -m "not campaign" $(SIDE_BY_SIDE) tests/tf tests/parallel
+	$(NEXT)/bin/python -m pip install --quiet --upgrade --pre tensorflow-cpu
+	$(NEXT)/bin/python -m pip uninstall --quiet --yes keras keras-nightly
+	$(NEXT)/bin/python -m pip install --quiet --pre $(NEXT_KERAS)
+	$(NEXT)/bin/pytest -m "not campaign and not alone" $(SIDE_BY_SIDE) tests/tf tests/parallel
 
 # tests/*.py are checks of the sources themselves, such as imports.
 test-fast: $(READY)

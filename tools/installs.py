@@ -186,9 +186,9 @@ class Installer:
         """Yields the outcome of each program that a cell runs."""
         for program, *arguments in extra.commands:
             done = self._start(target / "bin" / program, *arguments, cwd=self._folder)
-            log = self._folder / f"{target.name}-{arguments[0]}.log"
-            log.write_text(done.stdout + done.stderr)
-            yield f"`{program} {arguments[0]}` {'passed' if done.returncode == 0 else 'failed'}"
+            name = Path(arguments[0]).name
+            (self._folder / f"{target.name}-{name}.log").write_text(done.stdout + done.stderr)
+            yield f"`{program} {name}` {'passed' if done.returncode == 0 else 'failed'}"
         pytest = (target / "bin" / "pytest", "-q", "-p", "no:cacheprovider", "-m", "not alone")
         done = self._start(*pytest, *extra.tests, cwd=ROOT)
         (self._folder / f"{target.name}.log").write_text(done.stdout + done.stderr)

@@ -82,6 +82,12 @@ def test_validation_may_have_fewer_rows_than_workers(seen):
     assert seen[0]["validation"] == seen[1]["validation"] == expected
 
 
+def test_no_step_asks_all_workers_for_another_batch(seen):
+    # Keras 3.16 does so in each step on TensorFlow's distributed iterators.
+    for each in seen:
+        assert each["collective_draws"] == []
+
+
 def test_arrays_of_different_lengths_are_an_error(seen):
     for each in seen:
         assert "all arrays of a batch must have the same length" in each["different_lengths"]

@@ -9,6 +9,7 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
+from draws import collective_draws
 from own_metrics import BatchMeans, Extremes, overlap, spread
 from replicas import logical_devices
 from report import result
@@ -403,3 +404,4 @@ if alone is not None:
     loss, accuracy = alone.evaluate(FEATURES[:1], LABELS[:1], verbose=0)
     result("expected_validation", [loss, accuracy])
 result("validation", [history["val_loss"][-1], history["val_accuracy"][-1]])
+result("collective_draws", collective_draws)
