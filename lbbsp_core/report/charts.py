@@ -26,11 +26,12 @@ RUNS = "#8c6d31", "#12a150"
 WORKERS_AXIS = {"autorange": "reversed", "automargin": True, "showgrid": False}
 POLICIES = {
     "bsp": "#7a8793",
-    "fixed": "#e08e2b",
+    "observe": "#4c566a",
+    "fixed": "#a0522d",
     "dbs": "#2a9d8f",
     "proportional": "#8f5fbf",
     "leader-straggler": "#8c6d31",
-    "lbbsp": "#2f7fc1",
+    "lbbsp": "#0b7285",
     "lbbsp-every": "#d1495b",
 }
 """Colour of each policy in all pictures, by its name in `lbbsp_core.registry`."""
