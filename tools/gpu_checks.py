@@ -65,7 +65,7 @@ class Scale(NamedTuple):
     steps: tuple[int, int]  # with even shares, and balanced
 
 
-FULL = Scale(224, 64, 128, 65536, 64, (*range(16, 64, 4), *range(68, 116, 4)), 256, (40, 120))
+FULL = Scale(224, 64, 128, 65536, 64, (*range(16, 64, 4), *range(68, 116, 4)), 256, (40, 400))
 QUICK = Scale(64, 16, 32, 16, 8, (5, 6, 7, 9, 10, 11, 12, 13), 16, (10, 20))
 POLICIES = {"even": Even(), "balanced": None}
 

@@ -15,8 +15,12 @@ from lbbsp_core.launch.output import Output
 
 
 @pytest.fixture
-def names(monkeypatch):
-    """Numbers of names of hosts."""
+def names(monkeypatch, tmp_path):
+    """Numbers of names of hosts, on a machine with an ssh that is not run."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.touch(0o755)
+    monkeypatch.setenv("PATH", str(ssh.parent), prepend=os.pathsep)
     known = {"a": "10.0.0.10", "b": "10.0.0.9", "c": "10.0.0.2", "mine": "127.0.1.1"}
 
     def resolve(name):
