@@ -77,7 +77,7 @@ def test_a_job_leaves_one_file_of_each_kind(seen):
     files = seen[0]["files"]
     events = [name for name in files if "tfevents" in name]
     assert sorted(name.rpartition("/")[0] for name in events) == [
-        "events/lbbsp/plan",
+        "events/lbbsp/all",
         *(f"events/lbbsp/worker_{worker}" for worker in range(len(seen))),
         "events/train",
         "events/validation",
