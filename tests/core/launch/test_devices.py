@@ -33,6 +33,7 @@ def machine(monkeypatch):
 
     def with_gpus(number):
         monkeypatch.setattr(devices, "count_gpus", lambda: number)
+        monkeypatch.setattr(devices, "gpu_uuids", list)
 
     with_gpus(0)
     return with_gpus

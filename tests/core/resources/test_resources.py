@@ -551,7 +551,7 @@ def test_values_are_finite_and_bounded(readings: list[tuple[float, float, float]
 
 
 def test_psutil_where_there_is_no_proc(machine: Machine, tmp_path: Path) -> None:
-    host = Host(root=tmp_path / "none", environ={})
+    host = Host(root=tmp_path / "none", environ={"CUDA_VISIBLE_DEVICES": "-1"})
     with ResourceSampler(tuple(DESCRIPTIONS), host=host) as sampler:
         end = time.process_time() + 0.1
         while time.process_time() < end:
