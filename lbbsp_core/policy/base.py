@@ -156,18 +156,16 @@ class PolicyState(Protocol):
 
 
 class Notices(list[str]):
-    """Notices of a policy in a run, see `PolicyState`, each once."""
+    """Notices of a policy in a run, see `PolicyState`, one for each turn."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._known = {""}
+    _latest = ""
 
     def of(self, state: PolicyState, since: str) -> str:
         """Returns the notice of a state if it is new, with the step that it holds from; or ""."""
         text = getattr(state, "notice", "")
-        if text in self._known:
+        if text in ("", self._latest):
             return ""
-        self._known.add(text)
+        self._latest = text
         self.append(f"from {since} on, {text}")
         return self[-1]
 
