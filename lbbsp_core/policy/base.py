@@ -106,7 +106,8 @@ class Observation:
     Args:
         step: Global step that has just finished.
         sizes: Plan that this step ran with, scaled down in a short step.
-        busy_seconds: Measured busy time by rank, in seconds, for `sizes`.
+        busy_seconds: Measured busy time by rank, in seconds, for `sizes`; 0 where they
+            say nothing, as those of a compilation or of a costly first use of a size.
         excluded: Ranks whose measurement must not be learned from.
         costs: Predicted cost of each worker in the step being planned; None where a worker has
             no estimate yet. A tuple, or `AffineArray` in a large simulation.
