@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,6 +161,11 @@ class Notices(list[str]):
     """Notices of a policy in a run, see `PolicyState`, one for each turn."""
 
     _latest = ""
+
+    @property
+    def level(self) -> int:
+        """Level at which the latest one is logged: warnings are two, as there may be many turns."""
+        return logging.WARNING if len(self) <= 2 else logging.INFO
 
     def of(self, state: PolicyState, since: str) -> str:
         """Returns the notice of a state if it is new, with the step that it holds from; or ""."""
