@@ -19,6 +19,7 @@ from lbbsp_core.registry import PREDICTORS
 from lbbsp_core.sim import read_trace, trace_from_run, write_trace
 from lbbsp_core.sim.backtest import DEFAULT, Evaluation
 from lbbsp_core.sim.backtest import evaluate as run_evaluation
+from lbbsp_core.validate import require_integer
 
 
 @options.one_line_errors
@@ -52,6 +53,7 @@ def evaluate(
     options.require_writable_file("--export", export, inputs)
     options.search_current_directory()
     names = parse_predictors(str(predictors))
+    require_integer("horizon", horizon, 1)  # before predictors name it as theirs
     chosen = {name: PREDICTORS.build(name, horizon=horizon) for name in names}
     runs = [trace_from_run(path) for path in from_run or []]
     loaded = [*(read_trace(path) for path in traces or []), *runs]

@@ -39,6 +39,7 @@ from lbbsp_core.sim.experiment import (
     run_experiments,
 )
 from lbbsp_core.sim.traces import names_of
+from lbbsp_core.validate import require_integer
 
 _QUICK = "ema0.5"
 """Default for synthetic clusters, which may be large: it runs in arrays."""
@@ -125,6 +126,8 @@ def simulate(
     options.require_writable_folder("--plots", plots)
     options.search_current_directory()
     sizes = [None] if workers is None else _counts(workers)
+    if global_batch_size is not None:  # 0 in the file of a scenario: the default
+        require_integer("global_batch_size", global_batch_size, 1)
     given = {
         "global_batch_size": global_batch_size,
         "steps_per_epoch": steps_per_epoch,

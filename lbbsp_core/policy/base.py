@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,7 +107,8 @@ class Observation:
     Args:
         step: Global step that has just finished.
         sizes: Plan that this step ran with, scaled down in a short step.
-        busy_seconds: Measured busy time by rank, in seconds, for `sizes`.
+        busy_seconds: Measured busy time by rank, in seconds, for `sizes`; 0 where they
+            say nothing, as those of a compilation or of a costly first use of a size.
         excluded: Ranks whose measurement must not be learned from.
         costs: Predicted cost of each worker in the step being planned; None where a worker has
             no estimate yet. A tuple, or `AffineArray` in a large simulation.
@@ -156,18 +158,21 @@ class PolicyState(Protocol):
 
 
 class Notices(list[str]):
-    """Notices of a policy in a run, see `PolicyState`, each once."""
+    """Notices of a policy in a run, see `PolicyState`, one for each turn."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._known = {""}
+    _latest = ""
+
+    @property
+    def level(self) -> int:
+        """Level at which the latest one is logged: warnings are two, as there may be many turns."""
+        return logging.WARNING if len(self) <= 2 else logging.INFO
 
     def of(self, state: PolicyState, since: str) -> str:
         """Returns the notice of a state if it is new, with the step that it holds from; or ""."""
         text = getattr(state, "notice", "")
-        if text in self._known:
+        if text in ("", self._latest):
             return ""
-        self._known.add(text)
+        self._latest = text
         self.append(f"from {since} on, {text}")
         return self[-1]
 

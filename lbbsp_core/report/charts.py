@@ -87,16 +87,6 @@ def policy_colour(name: str) -> str:
     return POLICIES.get(kind) or COLOURS[crc32(name.encode()) % len(COLOURS)]
 
 
-def pale(colour: str) -> str:
-    """Returns a colour through which the background shines.
-
-    Example:
-        >>> pale("#2f7fc1")
-        '#2f7fc159'
-    """
-    return f"{colour}59"
-
-
 def label_ends(
     layout: dict[str, Any], labels: Sequence[tuple[str, str, float]], highest: float
 ) -> None:

@@ -73,10 +73,9 @@ def draw_comparison(
         chart = batch_chart(table, own)
         title = f"{chart.title}: {name}"
         drawn.append(replace(chart, name=f"batches-{side}", title=title, wide=False))
-    word = "slower than" if speedup < 1 else "as fast as"
-    rest = f" ({speedup:.2f}×)" if speedup < 1 else ""
-    times = "" if speedup < 1 else f"{speedup:.2f}× "
-    verdict = f"{names[1]} trains {times}{word} {names[0]}{rest}"
+    verdict = f"{names[1]} trains {speedup:.2f}× as fast as {names[0]}"
+    if speedup < 1:
+        verdict = f"{names[1]} trains slower than {names[0]} ({speedup:.2f}×)"
     differences = _differences(tables)
     values = {"names": names, "summaries": summaries, "tables": tables, "differences": differences}
     title = f"lbbsp {command}: {names[0]}, {names[1]}"

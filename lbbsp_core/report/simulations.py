@@ -64,7 +64,7 @@ def _totals(rows: Sequence[Row]) -> Iterator[Chart]:
                   cliponaxis=False),
         ]  # fmt: skip
         colours = traces[1]["marker"]["color"]
-        traces[1]["marker"] = {"color": [charts.pale(colour) for colour in colours]}
+        traces[1]["marker"] = {"color": [f"{colour}59" for colour in colours]}  # pale
         layout = charts.bar_layout(len(own), title={"text": "virtual seconds"},
                                    range=[0, 1.35 * total.max()])  # fmt: skip
         caption = "Time for the same number of samples; pale and in percent: waiting, on average."

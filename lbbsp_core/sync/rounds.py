@@ -20,6 +20,7 @@ from lbbsp_core.policy import (
 from lbbsp_core.types import Limits
 
 _AWAY: Final = 1, 1.0, Proportional(1.0), False  # of a worker that is away: no samples, no time
+_NO_USES: Final = FirstUses(frozenset({0}))
 
 
 class Rounds:
@@ -95,7 +96,7 @@ class Rounds:
             )
             self._first_uses[worker] = known.ran(samples, busy_seconds)
         excluded = excluded or measured is None
-        self._latest[worker] = samples, measured or busy_seconds, cost, excluded
+        self._latest[worker] = samples, measured or 0.0, cost, excluded
         self._missing.discard(worker)
         if not self._missing:
             self._decide()
@@ -128,7 +129,9 @@ class Rounds:
         latest = (_AWAY if bounds.maximum == 0 else own for own, bounds in pairs)
         sizes, seconds, costs, flags = zip(*latest, strict=True)
         excluded = tuple(rank for rank, flag in enumerate(flags) if flag or not learns)
-        known, constraints = tuple(self._first_uses), self.constraints
+        constraints = self.constraints
+        uses = zip(self._first_uses, constraints.limits, strict=False)
+        known = tuple(_NO_USES if bounds.maximum == 0 else own for own, bounds in uses)
         observation = Observation(self._round, sizes, seconds, excluded, costs, first_uses=known)
         if self._is_known is not None:
             constraints = bound_growth(constraints, known, self.sizes, self._is_known)

@@ -292,10 +292,10 @@ class Coordinator:
         self.pushes += 1
         self._iterations[worker] += 1
         self._counts[worker] += 1
-        told = len(self.rounds.notices)
+        notices, told = self.rounds.notices, len(self.rounds.notices)
         self.rounds.ran(worker, samples, busy_seconds, cost, excluded)
-        for text in self.rounds.notices[told:2]:
-            logger.warning("%s", text)
+        for text in notices[told:]:
+            logger.log(notices.level, "%s", text)
         if decision.aggregate == (worker,):
             self._alone[worker] = decision
             return False

@@ -36,8 +36,7 @@ _NOTABLE_COARSENESS = 0.02
 class BoundsNotice(StepExtension):
     """Warns of what the maximum and the granularity cost, and of short steps, once each.
 
-    It also passes on the notices of the policy: the first two as warnings, as there may be many.
-    Worker 0 does so, after each step.
+    It also passes on the notices of the policy. Worker 0 does so, after each step.
     """
 
     def __init__(self, session: Session) -> None:
@@ -62,7 +61,7 @@ class BoundsNotice(StepExtension):
         if text := self._notices.of(
             balancer.policy_state, f"step {balancer.step + balancer.lag - 1}"
         ):
-            logger.log(logging.WARNING if len(self._notices) <= 2 else logging.INFO, "%s", text)
+            logger.log(self._notices.level, "%s", text)
 
     def _streak(self, what: int | str, *, holds: bool) -> int:
         """Returns how often in a row something has held, with this time."""

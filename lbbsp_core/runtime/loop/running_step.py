@@ -212,13 +212,13 @@ class RunningStep(NamedTuple):
     ) -> Observation:
         """Returns what the policy learns; `known` are the first uses after the step."""
         shares, costs, busy = self.shares, self.next_costs, self.busy_seconds
-        measured = list(map(self.measured, range(len(busy)), busy))
-        excluded = tuple(
-            rank
+        busy = tuple(
+            0.0 if message.retraced else self.measured(rank, busy[rank]) or 0.0
             for rank, message in enumerate(self.messages)
-            if message.excluded or measured[rank] is None
         )
-        busy = tuple(t if s is None else s for t, s in zip(busy, measured, strict=True))
+        excluded = tuple(
+            rank for rank, message in enumerate(self.messages) if message.excluded or not busy[rank]
+        )
         if shares.are_cut_by_work:  # as if the step had had exactly the planned work
             busy = tuple(t * x / w for t, x, w in zip(busy, shares.plan, shares.work, strict=True))
             known = ()

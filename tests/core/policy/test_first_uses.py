@@ -31,7 +31,7 @@ from lbbsp_core import (
 )
 from lbbsp_core.cost import slowest
 from lbbsp_core.policy import FirstUses
-from lbbsp_core.policy.first_uses import plan_of_used_sizes
+from lbbsp_core.policy.first_uses import extra_seconds, plan_of_used_sizes
 from lbbsp_core.policy.load_balanced import LoadBalancedState
 from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.record.record import StepLine
@@ -194,6 +194,25 @@ def test_all_workers_know_which_steps_are_first_uses() -> None:
     assert [each.extra for each in known] == [(9 - 0.15,)] * 2, "also outliers"
 
 
+def test_a_step_that_is_compiled_anew_does_not_end_balance() -> None:
+    balancers = [
+        Balancer(rank=rank, workers=12, global_batch_size=2400, predictor=LastValue())
+        for rank in range(12)
+    ]
+    for step in range(42):
+        compiles = step == 40
+        busy = [x / 1000.0 for x in balancers[0].sizes(step)]
+        busy[0] *= 400 if compiles else 0.8
+        messages = [
+            each.report(seconds, excluded=compiles and each.rank == 0)
+            for each, seconds in zip(balancers, busy, strict=True)
+        ]
+        messages[0] = replace(messages[0], retraced=compiles)
+        for each in balancers:
+            each.receive(messages, wall_seconds=max(busy))
+    assert balancers[0].latest_plan[0][0] == 245
+
+
 @dataclass(frozen=True)
 class Growing(Even):
     """Batches whose size is new in every step."""
@@ -261,6 +280,7 @@ class Watched(Growing):
     """It keeps what it has observed, and needs no common steps."""
 
     is_static: ClassVar[bool] = False
+    accepts_narrower_limits: ClassVar[bool] = True
     seen: list[tuple[BatchConstraints, Observation]] = field(default_factory=list)
 
     def update(self, state: Any, constraints: Any, observation: Observation) -> Any:
@@ -291,10 +311,22 @@ def test_rounds_tell_first_uses_from_measurements_and_bound_growth() -> None:
     del policy.seen[-2:]
     excluded = [seen.excluded for _, seen in policy.seen]
     assert excluded == [(0, 1), (), (0,), (), (0,)]
-    assert [seen.busy_seconds[0] for _, seen in policy.seen] == [1.0, 1.0, 9.0, 1.05, 9.0]
+    assert [seen.busy_seconds[0] for _, seen in policy.seen] == [0.0, 1.0, 0.0, 1.05, 0.0]
     assert policy.seen[-1][1].first_uses[0].extra == pytest.approx((7.98, 0.01))
     maxima = [[each.maximum for each in bounds.limits] for bounds, _ in policy.seen]
     assert maxima == [[75, None], [75, None], [76, None], [78, None], [79, None]]
+
+
+def test_a_worker_that_is_away_has_no_first_uses() -> None:
+    policy = Watched()
+    rounds = Rounds(BatchConstraints(100, (Limits(),) * 2), policy, (False, True))
+    for size, seconds in [(50, 9.0), (50, 1.0), (51, 9.0), (51, 1.0)]:
+        rounds.ran(0, 50, 1.0, Proportional(50.0))
+        rounds.ran(1, size, seconds, Proportional(50.0))
+    known = policy.seen[-1][1].first_uses
+    assert extra_seconds(known, (50, 52)) == extra_seconds(known, (50, 0)) == 8.0
+    rounds.use_present({0})
+    assert extra_seconds(policy.seen[-1][1].first_uses, (50, 0)) == 0.0
 
 
 def test_proportional_control_is_faster_than_even_batches_nevertheless() -> None:

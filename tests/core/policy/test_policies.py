@@ -31,7 +31,8 @@ from lbbsp_core import (
     ProportionalControl,
     registry,
 )
-from lbbsp_core.policy import load_balanced
+from lbbsp_core.policy import Notices, load_balanced
+from lbbsp_core.policy.load_balanced import LoadBalancedState
 from lbbsp_core.sim.cluster import ReplayedCluster
 from lbbsp_core.sim.config import SimConfig
 from lbbsp_core.sim.engine import Timeline, run_bsp
@@ -221,6 +222,18 @@ def test_what_cannot_be_predicted_costs_some_steps_and_is_tried_again_later() ->
     assert f"from step {back} on, batches are balanced again" in resumed
     without = replayed(opposite, LoadBalanced(min_gain=0))
     assert set(without.sizes[1:, 0].tolist()) == {40, 80}, "the paper's mode"
+
+
+def test_each_turn_has_a_notice_also_in_words_that_were_used_before() -> None:
+    notices = Notices()
+    turns = [0.0, -0.01, -0.01, 0.01, -0.01]
+    said = [
+        notices.of(LoadBalancedState((60, 60), turn=turn), f"step {number}")
+        for number, turn in enumerate(turns)
+    ]
+    assert [text.partition(" on, ")[0] for text in said] == ["", "from step 1", "", "from step 3",
+                                                             "from step 4"]  # fmt: skip
+    assert list(notices) == [text for text in said if text]
 
 
 def test_balance_is_judged_by_the_plans_that_were_made_for_a_step() -> None:

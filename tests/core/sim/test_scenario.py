@@ -299,6 +299,7 @@ def test_command_says_that_balance_does_not_pay() -> None:
         (["--scenario", "markov", "--sync", "sspp:3"], "no sync 'sspp': did you mean 'ssp'"),
         (["--scenario", "markov", "--sync", "asp", "--policies", "dbs"], "cannot be combined"),
         (["--scenario", "spot", "--policies", "dbs"], "use bsp, fixed or lbbsp, or leave out"),
+        (["--scenario", "markov", "--global-batch-size", "0"], "global_batch_size must be an"),
         (["--scenario", "markov", "--workers", "1"], "--workers must be whole numbers >= 2"),
         (["--scenario", "markov", "--workers", "x"], "--workers must be whole numbers >= 2"),
         (["--from-run", "/nowhere"], "has no run record"),
