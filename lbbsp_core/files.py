@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final
 
 UNFINISHED: Final = ".unfinished"
@@ -56,8 +56,8 @@ def write_whole(
 def require_writable(name: str, path: str | Path) -> None:
     """Checks that a file can be written, before a long computation.
 
-    It tries what `write_whole` does, so that both agree on any file system, and leaves nothing
-    behind.
+    It tries what `write_whole` does, so that both agree on any file system, in a folder of its own,
+    so that it leaves nothing behind and several processes do not disturb each other.
 
     Args:
         name: Name of the option, for the error.
@@ -68,29 +68,22 @@ def require_writable(name: str, path: str | Path) -> None:
     """
     if os.path.isdir(path):
         raise ValueError(f"{name} must be a file, but {path} is a folder: name a file in it")
-    created: list[Path] = []
     try:
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "no permission to write it")
         if not _is_device(path):
-            folders = Path(os.path.realpath(path)).parents
-            created = [folder for folder in folders if not folder.exists()]
-            unfinished, _ = _names(path)
-            unfinished.open("xb").close()
-            unfinished.unlink()
+            whole = Path(os.path.realpath(path))
+            existing = next(folder for folder in whole.parents if os.path.lexists(folder))
+            if not existing.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{existing} is not a folder")
+            with TemporaryDirectory(dir=existing, suffix=UNFINISHED) as trial:
+                unfinished, _ = _names(trial / whole.relative_to(existing))
+                unfinished.open("xb").close()
     except (OSError, ValueError) as error:  # ValueError: of a null character
         reason = getattr(error, "strerror", error)
-        folders = Path(os.path.abspath(path)).parents
-        existing = next(folder for folder in folders if os.path.lexists(folder))
-        if not os.path.isdir(existing):
-            reason = f"{existing} is not a folder"
         raise ValueError(
             f"{name} cannot be written to {path}: {reason}: name another path"
         ) from None
-    finally:
-        for folder in created:  # the innermost first
-            with suppress(OSError):
-                folder.rmdir()
 
 
 def is_file_name(text: str, suffix: str) -> bool:
@@ -112,7 +105,7 @@ def _names(path: str | Path) -> tuple[Path, Path]:
     """Creates a file's folder, and returns its names while it is written and afterwards."""
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{UNFINISHED}"), path
+    return path.with_name(f"{path.name}.{os.urandom(4).hex()}{UNFINISHED}"), path
 
 
 def _flush_names(folder: Path) -> None:

@@ -88,6 +88,20 @@ def test_what_passes_the_check_can_be_written(here: Path, path: str) -> None:
     assert Path(path).read_bytes() == b"text"
 
 
+def test_a_folder_that_another_process_creates_meanwhile_stays(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def open_later(path: Path, mode: str) -> object:
+        (here / "new").mkdir(exist_ok=True)
+        return opened(path, mode)
+
+    monkeypatch.setattr(Path, "open", open_later)
+    require_writable("--json", "new/x")
+    assert os.listdir("new") == []
+
+
 @pytest.mark.parametrize("path", REFUSED)
 def test_what_fails_the_check_cannot_be_written(here: Path, path: str) -> None:
     before = names(here)
