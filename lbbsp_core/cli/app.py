@@ -14,7 +14,6 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from lbbsp_core._version import __version__
-from lbbsp_core.validate import shortened
 
 FRAMEWORKS: Final = re.compile(
     r"numpy|keras(-nightly)?|tensorflow(-(cpu|gpu|intel|macos|rocm))?|tf-nightly(-cpu|-gpu)?"
@@ -115,6 +114,8 @@ def _name_value(parameter: Any) -> None:
         try:
             return process(context, value)
         except typer.BadParameter as error:
+            from lbbsp_core.validate import shortened
+
             if found := re.search("integer|number|float", error.message):
                 kind = "an integer" if found[0] == "integer" else "a number"
                 error.message = f"must be {kind}, got {shortened(value)}"
