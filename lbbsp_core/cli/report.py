@@ -32,12 +32,11 @@ def report(
 
     if len(run_dirs) > 2:
         raise ValueError(f"RUN_DIR must be one run, or two to compare, got {len(run_dirs)}")
-    inputs = [*run_dirs, *(run_dir / "run.jsonl" for run_dir in run_dirs)]
-    console, _ = options.consoles(json_file, inputs)
+    console, _ = options.consoles(json_file, run_dirs)
     last = run_dirs[-1]
     name = "report.html" if len(run_dirs) == 1 else "comparison.html"
     path = out or (last if last.is_dir() else last.parent) / name
-    options.require_writable_file("--out", path, inputs)
+    options.require_writable_file("--out", path, run_dirs)
     if len(run_dirs) == 1:
         figures = write_report(last, path)
     else:

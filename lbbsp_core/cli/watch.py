@@ -66,7 +66,7 @@ def watch(
     that can read the file. Forecast is the predicted over the measured time. It ends with the run:
     the exit status is 1 if the run has failed, 3 if it was interrupted, else 0, also at Ctrl-C.
     """
-    out, err = options.consoles(json_file, [run_dir, run_dir / "run.jsonl"])
+    out, err = options.consoles(json_file, [run_dir])
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"interval must be from 0.1 to 3600 seconds, got {interval:g}")
     require_nonnegative("wait", wait)
