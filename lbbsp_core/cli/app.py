@@ -47,8 +47,8 @@ COMMANDS: Final = {
     "evaluate": "Score speed predictors on recorded traces or runs.",
     "simulate": "Compare policies, predictors and synchronisers in virtual time.",
     "profile": "Measure seconds per step by batch size.",
-    "watch": "Show a running job: how busy each worker is, and who waits for whom.",
-    "report": "Show what a run gained and where time was lost, or compare two runs.",
+    "watch": "Show a running job: how busy workers are and who waits for whom.",
+    "report": "Show what a run gained and where time went, or compare two runs.",
     "trace": "Write the timeline of a run for Perfetto or Chrome.",
     "doctor": "Check this machine and the cluster, and name what will not work.",
 }

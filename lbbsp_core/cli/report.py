@@ -24,7 +24,7 @@ def report(
     ),
     json_file: options.JsonFile = None,
 ) -> None:
-    """Show what a run gained and where time was lost, or compare two runs.
+    """Show what a run gained and where time went, or compare two runs.
 
     Writes one HTML file, which needs no network: verdict, advice, charts and figures.
     """

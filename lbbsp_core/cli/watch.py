@@ -60,7 +60,7 @@ def watch(
         "not with --once.",
     ),
 ) -> None:
-    """Show a running job: how busy each worker is, and who waits for whom.
+    """Show a running job: how busy workers are and who waits for whom.
 
     It reads the record that the run writes (record=, or lbbsp launch --run-dir), from any machine
     that can read the file. Forecast is the predicted over the measured time. It ends with the run:

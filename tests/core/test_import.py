@@ -41,7 +41,6 @@ def python(text: str) -> list[str]:
         ("import lbbsp_core", 2),
         ("from lbbsp_core.types import Limits", 5),
         ("from lbbsp_core import Ema", 20),
-        ("from lbbsp_core.cli.app import application", 4),
     ],
 )
 def test_an_import_loads_what_it_uses(statement: str, most: int) -> None:
