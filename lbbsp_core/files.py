@@ -53,7 +53,7 @@ def write_whole(
         raise
 
 
-def require_writable(name: str, path: str | Path) -> None:
+def require_writable(name: str, path: str | Path, *, is_folder: bool = False) -> None:
     """Checks that a file can be written, before a long computation.
 
     It tries what `write_whole` does, so that both agree on any file system, in a folder of its own,
@@ -62,17 +62,18 @@ def require_writable(name: str, path: str | Path) -> None:
     Args:
         name: Name of the option, for the error.
         path: Path of the file.
+        is_folder: It is that of a folder for files, which may have to be created.
 
     Raises:
         ValueError: The file cannot be written; names the reason.
     """
-    if os.path.isdir(path):
+    if os.path.isdir(path) and not is_folder:
         raise ValueError(f"{name} must be a file, but {path} is a folder: name a file in it")
     try:
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "no permission to write it")
-        if not _is_device(path):
-            whole = Path(os.path.realpath(path))
+        if is_folder or not _is_device(path):
+            whole = Path(os.path.realpath(path), "file" if is_folder else "")
             existing = next(folder for folder in whole.parents if os.path.lexists(folder))
             if not existing.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, f"{existing} is not a folder")

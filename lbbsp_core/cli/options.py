@@ -158,7 +158,7 @@ def require_writable_file(
 def require_writable_folder(option: str, path: Path | None) -> None:
     """Checks that files can be written to a folder, which may have to be created."""
     if path is not None:
-        require_writable(option, path / "file")
+        require_writable(option, path, is_folder=True)
 
 
 def require_picture(option: str, path: Path | None, inputs: Iterable[str | Path] = ()) -> None:

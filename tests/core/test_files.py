@@ -112,6 +112,17 @@ def test_what_fails_the_check_cannot_be_written(here: Path, path: str) -> None:
     assert names(here) == before
 
 
+def test_a_folder_for_files_may_have_any_content(here: Path) -> None:
+    (here / "folder" / "file").mkdir()
+    before = names(here)
+    for path in ("folder", "new/deep", "."):
+        require_writable("--run-dir", path, is_folder=True)
+    for path in ("file", "file/below", os.devnull):
+        with pytest.raises(ValueError, match=f"written to {path}: /.* is not a folder: name"):
+            require_writable("--run-dir", path, is_folder=True)
+    assert names(here) == before
+
+
 @pytest.mark.parametrize("place", ["file", "folder/x", "new/x"])
 def test_permissions_are_checked(here: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may write anywhere, so that what the system says is replaced."""
