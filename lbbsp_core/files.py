@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final
 
 UNFINISHED: Final = ".unfinished"
@@ -53,44 +53,38 @@ def write_whole(
         raise
 
 
-def require_writable(name: str, path: str | Path) -> None:
+def require_writable(name: str, path: str | Path, *, is_folder: bool = False) -> None:
     """Checks that a file can be written, before a long computation.
 
-    It tries what `write_whole` does, so that both agree on any file system, and leaves nothing
-    behind.
+    It tries what `write_whole` does, so that both agree on any file system, in a folder of its own,
+    so that it leaves nothing behind and several processes do not disturb each other.
 
     Args:
         name: Name of the option, for the error.
         path: Path of the file.
+        is_folder: It is that of a folder for files, which may have to be created.
 
     Raises:
         ValueError: The file cannot be written; names the reason.
     """
-    if os.path.isdir(path):
+    if os.path.isdir(path) and not is_folder:
         raise ValueError(f"{name} must be a file, but {path} is a folder: name a file in it")
-    created: list[Path] = []
     try:
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "no permission to write it")
-        if not _is_device(path):
-            folders = Path(os.path.realpath(path)).parents
-            created = [folder for folder in folders if not folder.exists()]
-            unfinished, _ = _names(path)
-            unfinished.open("xb").close()
-            unfinished.unlink()
+        if is_folder or not _is_device(path):
+            whole = Path(os.path.realpath(path), "file" if is_folder else "")
+            existing = next(folder for folder in whole.parents if os.path.lexists(folder))
+            if not existing.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{existing} is not a folder")
+            with TemporaryDirectory(dir=existing, suffix=UNFINISHED) as trial:
+                unfinished, _ = _names(trial / whole.relative_to(existing))
+                unfinished.open("xb").close()
     except (OSError, ValueError) as error:  # ValueError: of a null character
         reason = getattr(error, "strerror", error)
-        folders = Path(os.path.abspath(path)).parents
-        existing = next(folder for folder in folders if os.path.lexists(folder))
-        if not os.path.isdir(existing):
-            reason = f"{existing} is not a folder"
         raise ValueError(
             f"{name} cannot be written to {path}: {reason}: name another path"
         ) from None
-    finally:
-        for folder in created:  # the innermost first
-            with suppress(OSError):
-                folder.rmdir()
 
 
 def is_file_name(text: str, suffix: str) -> bool:
@@ -112,7 +106,7 @@ def _names(path: str | Path) -> tuple[Path, Path]:
     """Creates a file's folder, and returns its names while it is written and afterwards."""
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{UNFINISHED}"), path
+    return path.with_name(f"{path.name}.{os.urandom(4).hex()}{UNFINISHED}"), path
 
 
 def _flush_names(folder: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from typer.cli import get_docs_for_click
@@ -42,7 +43,7 @@ def write_pages(folder: Path) -> None:
         text = (ROOT / source).read_text("utf-8")
         if COMMANDS in text:
             text = text.replace(COMMANDS, commands())
-        text = _LINK.sub(lambda link: _moved(link, PurePosixPath(source), page), text)  # noqa: B023
+        text = _LINK.sub(partial(_moved, source=PurePosixPath(source), page=page), text)
         (folder / page).write_text(text, "utf-8")
 
 

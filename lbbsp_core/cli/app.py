@@ -14,7 +14,6 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from lbbsp_core._version import __version__
-from lbbsp_core.validate import shortened
 
 FRAMEWORKS: Final = re.compile(
     r"numpy|keras(-nightly)?|tensorflow(-(cpu|gpu|intel|macos|rocm))?|tf-nightly(-cpu|-gpu)?"
@@ -48,8 +47,8 @@ COMMANDS: Final = {
     "evaluate": "Score speed predictors on recorded traces or runs.",
     "simulate": "Compare policies, predictors and synchronisers in virtual time.",
     "profile": "Measure seconds per step by batch size.",
-    "watch": "Show a running job: how busy each worker is, and who waits for whom.",
-    "report": "Show what a run gained and where time was lost, or compare two runs.",
+    "watch": "Show a running job: how busy workers are and who waits for whom.",
+    "report": "Show what a run gained and where time went, or compare two runs.",
     "trace": "Write the timeline of a run for Perfetto or Chrome.",
     "doctor": "Check this machine and the cluster, and name what will not work.",
 }
@@ -115,6 +114,8 @@ def _name_value(parameter: Any) -> None:
         try:
             return process(context, value)
         except typer.BadParameter as error:
+            from lbbsp_core.validate import shortened
+
             if found := re.search("integer|number|float", error.message):
                 kind = "an integer" if found[0] == "integer" else "a number"
                 error.message = f"must be {kind}, got {shortened(value)}"

@@ -75,7 +75,7 @@ NEIGHBOURS: Final[Registry[Neighbours]] = Registry(
 
 def parse_contention(text: str, workers: int) -> Contention:
     """Returns schedules of a trace, ``bursty[:SEED]`` or ``dbs[:SEED[:EPOCH_SECONDS]]``."""
-    if is_file_name(text, ".csv"):
+    if text.partition(":")[0] not in NEIGHBOURS and is_file_name(text, ".csv"):
         return replayed_trace(read_trace(Path(text)))
     return NEIGHBOURS.build(text).schedules(require_integer("workers", workers, 1))
 

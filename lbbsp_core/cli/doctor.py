@@ -15,13 +15,12 @@ from rich.text import Text
 
 from lbbsp_core.cli import options
 from lbbsp_core.doctor import CHOICES, Diagnosis, Finding, count, diagnose, figures
-from lbbsp_core.doctor.finding import Status
 from lbbsp_core.validate import require_known
 
 _PATCH: Final = "patch: "
 """Start of the names of checks that are shown as one while they find nothing."""
 
-_STYLES: Final[dict[Status, str]] = {"ok": "green", "note": "yellow", "problem": "bold red"}
+_STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 @options.one_line_errors
@@ -50,7 +49,8 @@ def _print(out: Console, diagnosis: Diagnosis) -> None:
     A remedy is on one line, whatever the width, so that its commands can be pasted.
     """
     problems, notes = count(diagnosis, "problem"), count(diagnosis, "note")
-    out.print(Text(f"problems: {problems}, notes: {notes}", _STYLES[_worst(problems, notes)]))
+    worst = "problem" if problems else "note" if notes else "ok"
+    out.print(Text(f"problems: {problems}, notes: {notes}", _STYLES[worst]))
     for status in ("problem", "note"):
         for topic, findings in diagnosis.items():
             for finding in findings:
@@ -71,10 +71,6 @@ def _print(out: Console, diagnosis: Diagnosis) -> None:
             table.add_row(Text("ok", _STYLES["ok"]), Text(check), Text(message))
         if table.row_count:
             out.print(table)
-
-
-def _worst(problems: int, notes: int) -> Status:
-    return "problem" if problems else "note" if notes else "ok"
 
 
 def _right(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:

@@ -48,7 +48,7 @@ def evaluate(
     that knows each step's speeds, divided by the time of all workers of a trace together, whose
     batch sizes follow from the forecasts.
     """
-    inputs = [*(traces or []), *(from_run or []), *(run / "run.jsonl" for run in from_run or [])]
+    inputs = [*(traces or []), *(from_run or [])]
     out, err = options.consoles(json_file, inputs)
     options.require_writable_file("--export", export, inputs)
     options.search_current_directory()

@@ -114,8 +114,8 @@ def one_line_errors(command: Command) -> Command:
 def consoles(json_file: Path | None, inputs: Iterable[str | Path] = ()) -> tuple[Console, Console]:
     """Returns the consoles of results and of messages of a command with ``--json``.
 
-    Both write to standard error if standard output is for figures. `inputs` are files that the
-    command reads, which the figures must not replace.
+    Both write to standard error if standard output is for figures, which must not replace `inputs`,
+    see `require_writable_file`.
     """
     require_writable_file("--json", json_file, inputs)
     for stream in (sys.stdout, sys.stderr):
@@ -140,7 +140,8 @@ def require_writable_file(
 ) -> None:
     """Checks that a file can be written and is none of the `inputs`, before a long computation.
 
-    None is always right, and so is `STDOUT` for ``--json``.
+    `inputs` are files, or folders of runs, that the command reads. None is always right, and so is
+    `STDOUT` for ``--json``.
     """
     if path is None or (path == STDOUT and option == "--json"):
         return
@@ -148,7 +149,8 @@ def require_writable_file(
         raise ValueError(
             f"{option} must be a file, got -: name one, only --json can write to standard output"
         )
-    if os.path.realpath(path) in map(os.path.realpath, inputs):
+    read = (Path(each, name) for each in inputs for name in ("", "run.jsonl"))
+    if os.path.realpath(path) in map(os.path.realpath, read):
         raise ValueError(f"{option} must not be a file that is read, got {path}: name another")
     require_writable(option, path)
 
@@ -156,7 +158,7 @@ def require_writable_file(
 def require_writable_folder(option: str, path: Path | None) -> None:
     """Checks that files can be written to a folder, which may have to be created."""
     if path is not None:
-        require_writable(option, path / "file")
+        require_writable(option, path, is_folder=True)
 
 
 def require_picture(option: str, path: Path | None, inputs: Iterable[str | Path] = ()) -> None:

@@ -24,7 +24,7 @@ def report(
     ),
     json_file: options.JsonFile = None,
 ) -> None:
-    """Show what a run gained and where time was lost, or compare two runs.
+    """Show what a run gained and where time went, or compare two runs.
 
     Writes one HTML file, which needs no network: verdict, advice, charts and figures.
     """
@@ -32,12 +32,11 @@ def report(
 
     if len(run_dirs) > 2:
         raise ValueError(f"RUN_DIR must be one run, or two to compare, got {len(run_dirs)}")
-    inputs = [*run_dirs, *(run_dir / "run.jsonl" for run_dir in run_dirs)]
-    console, _ = options.consoles(json_file, inputs)
+    console, _ = options.consoles(json_file, run_dirs)
     last = run_dirs[-1]
     name = "report.html" if len(run_dirs) == 1 else "comparison.html"
     path = out or (last if last.is_dir() else last.parent) / name
-    options.require_writable_file("--out", path, inputs)
+    options.require_writable_file("--out", path, run_dirs)
     if len(run_dirs) == 1:
         figures = write_report(last, path)
     else:

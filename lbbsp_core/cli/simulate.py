@@ -119,8 +119,7 @@ def simulate(
     samples has entered the model. Your own classes (module:Name) are also searched for in the
     current directory.
     """
-    files = [*(trace or []), *(more or []), *(from_run or []), *map(Path, scenario or [])]
-    inputs = [*files, *(file / "run.jsonl" for file in files)]
+    inputs = [*(trace or []), *(more or []), *(from_run or []), *map(Path, scenario or [])]
     out, err = options.consoles(json_file, inputs)
     options.require_picture("--plot", plot, inputs)
     options.require_writable_folder("--plots", plots)

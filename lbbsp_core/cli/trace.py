@@ -27,6 +27,6 @@ def trace(
     from lbbsp_core.runtime.record.named import read_named_run
 
     path = out or (run_dir if run_dir.is_dir() else run_dir.parent) / "trace.json"
-    options.require_writable_file("--out", path, [run_dir, run_dir / "run.jsonl"])
+    options.require_writable_file("--out", path, [run_dir])
     count = write_trace(read_named_run(run_dir), path)
     options.show(options.consoles(None)[0], f"trace of {count} events written to {path}")

@@ -60,13 +60,13 @@ def watch(
         "not with --once.",
     ),
 ) -> None:
-    """Show a running job: how busy each worker is, and who waits for whom.
+    """Show a running job: how busy workers are and who waits for whom.
 
     It reads the record that the run writes (record=, or lbbsp launch --run-dir), from any machine
     that can read the file. Forecast is the predicted over the measured time. It ends with the run:
     the exit status is 1 if the run has failed, 3 if it was interrupted, else 0, also at Ctrl-C.
     """
-    out, err = options.consoles(json_file, [run_dir, run_dir / "run.jsonl"])
+    out, err = options.consoles(json_file, [run_dir])
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"interval must be from 0.1 to 3600 seconds, got {interval:g}")
     require_nonnegative("wait", wait)

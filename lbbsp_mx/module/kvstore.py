@@ -123,7 +123,8 @@ class KVStore(SharedStore):
         collectives = self._collectives
         total = module_data.total_of(data, global_batch_size, workers)
         if shuffle is None:
-            shuffle = data.shuffle if isinstance(data, mx.io.NDArrayIter) else True
+            shuffle = bool(data.shuffle) if isinstance(data, mx.io.NDArrayIter) else True
+        require_flag("shuffle", shuffle)
         drop_last = module_data.drops_last(data)
         facts = {"global_batch_size": total, "seed": chosen.seed, "shuffle": int(shuffle),
                  "last_batch_handle='discard'": int(drop_last), "mean_loss": int(mean_loss),
@@ -133,7 +134,7 @@ class KVStore(SharedStore):
         each = devices_of_module(devices)
         session = runtime().open_session(collectives, total, chosen, parts=devices, devices=each)
         samples = source if isinstance(source, gluon.data.Dataset) else module_data.Samples(source)
-        sampler = make_sampler(session, Draws(), samples, None, bool(shuffle), drop_last=drop_last)
+        sampler = make_sampler(session, Draws(), samples, None, shuffle, drop_last=drop_last)
         last = sampler.order.size(sampler.order.steps_per_epoch - 1)
         most = devices if workers > 1 else max(devices, last)
         even, served = -(-total // workers), self.distributed

@@ -88,6 +88,20 @@ def test_what_passes_the_check_can_be_written(here: Path, path: str) -> None:
     assert Path(path).read_bytes() == b"text"
 
 
+def test_a_folder_that_another_process_creates_meanwhile_stays(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def open_later(path: Path, mode: str) -> object:
+        (here / "new").mkdir(exist_ok=True)
+        return opened(path, mode)
+
+    monkeypatch.setattr(Path, "open", open_later)
+    require_writable("--json", "new/x")
+    assert os.listdir("new") == []
+
+
 @pytest.mark.parametrize("path", REFUSED)
 def test_what_fails_the_check_cannot_be_written(here: Path, path: str) -> None:
     before = names(here)
@@ -95,6 +109,17 @@ def test_what_fails_the_check_cannot_be_written(here: Path, path: str) -> None:
         require_writable("--json", path)
     with pytest.raises((OSError, ValueError)):
         write_whole(path, b"text")
+    assert names(here) == before
+
+
+def test_a_folder_for_files_may_have_any_content(here: Path) -> None:
+    (here / "folder" / "file").mkdir()
+    before = names(here)
+    for path in ("folder", "new/deep", "."):
+        require_writable("--run-dir", path, is_folder=True)
+    for path in ("file", "file/below", os.devnull):
+        with pytest.raises(ValueError, match=f"written to {path}: /.* is not a folder: name"):
+            require_writable("--run-dir", path, is_folder=True)
     assert names(here) == before
 
 

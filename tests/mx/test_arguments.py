@@ -220,6 +220,10 @@ def asynchronous(**options):
     [
         (lambda: trainer(mean_loss="no"), "mean_loss must be True or False, got 'no'"),
         (lambda: trainer().batch_sampler(SAMPLES, shuffle="no"), "shuffle must be True or False"),
+        (
+            lambda: lbbsp_mx.KVStore("local").balance(FEATURES, global_batch_size=X, shuffle="no"),
+            "shuffle must be True or False, got 'no'",
+        ),
         (lambda: trainer(compare_weights=True), "compare_weights must be an integer >= 1, got T"),
         (lambda: asynchronous(wait_seconds=0), "wait_seconds must be finite and > 0, got 0"),
         (lambda: asynchronous().batch_sampler(64.0), "num_samples must be an integer >= 1"),

@@ -138,7 +138,7 @@ def _folder() -> Path | None:
 def _leave(name: str, text: str = "") -> None:
     """Creates a mark, complete or not at all; without a folder, this has no effect."""
     folder = _folder()
-    if folder is None:
+    if folder is None or not folder.exists():  # a launcher that has ended has removed it
         return
     with suppress(OSError):
         write_whole(folder / name, text.encode())

@@ -547,7 +547,7 @@ def test_a_wrong_value_is_one_line_and_status_2(places, monkeypatch, arguments):
     [
         (
             "demo --run-dir file/new",
-            "--run-dir cannot be written to file/new/file: /",
+            "--run-dir cannot be written to file/new: /",
         ),
         ("evaluate none.csv", "none.csv: cannot be read as a CSV text file: No such file or dir"),
         ("evaluate --from-run none", "none has no run record (run.jsonl): name the --run-dir of"),

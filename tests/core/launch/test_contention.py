@@ -176,6 +176,12 @@ def test_bursty_is_seeded_and_differs_between_workers():
         assert len(seconds) > 300
 
 
+def test_a_name_is_no_folder_of_that_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bursty").mkdir()  # of a run
+    assert parse_contention("bursty", workers=3)[1] == bursty(1)
+
+
 def test_dbs_disturbs_for_4_to_20_epochs():
     phases = [p for own in parse_contention("dbs:3:2.5", workers=8) for p in own]
     assert {phase.seconds for phase in phases} == {2.5}

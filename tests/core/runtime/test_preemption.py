@@ -180,6 +180,13 @@ def test_the_launcher_learns_which_worker_was_asked(ends, monkeypatch, tmp_path)
     assert marks.read_marks(tmp_path).preempted
 
 
+def test_marks_are_not_left_where_the_launcher_has_removed_their_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(env, "marks", lambda: tmp_path / "removed")
+    monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
+    marks.note_preempted()
+    assert not (tmp_path / "removed").exists()
+
+
 def test_another_thread_than_the_main_one_changes_nothing(ends):
     thread = threading.Thread(target=PreemptionHandler(lambda: None).open)
     thread.start()
