@@ -58,7 +58,7 @@ class View:
     slowest: int | None
     # see `runtime.record.figures`; None before the first step
     recent: Figures | None
-    # the same over all regular steps since the number of workers last changed, as in reports
+    # the same over all steps since the number of workers last changed, as in reports
     so_far: Figures | None
     # time since the end, or else the last step, or else the start; None if unknown
     age_seconds: float | None
@@ -141,7 +141,7 @@ class LiveRun:
             # It waits less than half as long as all workers do on average.
             slowest=waits.index(min(waits)) if 2 * min(waits) < fmean(waits) else None,
             recent=recent,
-            so_far=self._so_far.figures or recent,
+            so_far=self._so_far.figures,
             age_seconds=None if since is None else max(0.0, now - since),
             elapsed_seconds=elapsed,
             restarts=self._starts - 1,
