@@ -102,7 +102,7 @@ class RunReport:
     @property
     def step_seconds(self) -> float:
         """Median time of a step."""
-        return float(np.median(self.measured.seconds))
+        return self.measured.step_seconds
 
     @property
     def total_seconds(self) -> float:
@@ -119,8 +119,8 @@ class RunReport:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples of the measured steps per second."""
-        return float(self.measured.sizes.sum() / self.measured.seconds.sum())
+        """Throughput of all workers together."""
+        return self.measured.samples_per_second
 
     @property
     def verdict(self) -> str:
@@ -132,8 +132,8 @@ class RunReport:
                 "the time."
             )
         waited = (
-            f"workers waited {percent(self.waiting)} of the time for slower ones, and "
-            f"{percent(idle)} with the communication"
+            f"workers waited {percent(self.waiting)} of the time for slower ones, "
+            f"{percent(idle)} including communication"
         )
         if not self.was_balanced:
             name = "plain BSP" if self.table.is_plain else "batches stayed equal"
