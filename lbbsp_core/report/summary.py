@@ -32,7 +32,7 @@ class RunSummary:
         workers: Number of workers, N.
         global_batch_size: Samples of a full step, X.
         step_seconds: Median time of a step, from barrier to barrier.
-        samples_per_second: Throughput of all workers together, X / step.
+        samples_per_second: Throughput of all workers together: samples / time of all steps.
         busy_seconds: Median busy time of each worker.
         figures: Shares of waiting, and the estimated speed-up over even batches.
         communication_seconds: Median time from the last arrival at the barrier to the release.
@@ -90,8 +90,8 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """Ratio of the BSP step to the balanced step, as measured."""
-        return self.bsp.step_seconds / self.lbbsp.step_seconds
+        """Ratio of the throughputs, balanced to BSP, as measured."""
+        return self.lbbsp.samples_per_second / self.bsp.samples_per_second
 
     @property
     def ideal_speedup(self) -> float:

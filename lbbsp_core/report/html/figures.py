@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lbbsp_core.report.page import percent, times
+from lbbsp_core.report.page import SAME, compared, percent, times
 from lbbsp_core.report.summary import measured, summary_of
 from lbbsp_core.runtime.record.figures import Figures
 from lbbsp_core.runtime.record.record import Run, Stop
@@ -17,9 +17,6 @@ from lbbsp_core.runtime.record.table import Floats, StepTable, known_workers, st
 
 BALANCED = 0.10
 """Largest share of the time for which workers of a balanced run wait for slower ones."""
-
-_SAME = 0.03
-"""Speed-ups this close to 1 count as none."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ class RunReport:
     def gain(self) -> float | None:
         """Speed-up of balanced batches where workers wait for slower ones; None if it is small."""
         gain = self.balanced_speedup
-        if gain is None or self.waiting <= BALANCED or gain < 1 + _SAME:
+        if gain is None or self.waiting <= BALANCED or gain < 1 + SAME:
             return None
         return gain
 
@@ -144,14 +141,10 @@ class RunReport:
                 f"{times(self.gain)} times as fast."
             )
         speedup = self.figures.speedup
-        word = "Partly balanced" if speedup > 1 + _SAME else "Unbalanced"
+        word = "Partly balanced" if speedup > 1 + SAME else "Unbalanced"
         word = "Balanced" if self.waiting <= BALANCED else word
-        compared, rest = f"{times(speedup)} times as fast as", ""
-        if abs(speedup - 1) <= _SAME:
-            compared = "about as fast as"
-        elif speedup < 1:
-            compared, rest = "slower than", f" ({times(speedup)} times as fast)"
-        return f"{word}: {compared} plain BSP would have been{rest}, by estimate; {waited}."
+        beside = compared(speedup, "plain BSP would have been")
+        return f"{word}: {beside}, by estimate; {waited}."
 
     def to_json(self) -> dict[str, object]:
         """Returns the figures as the option ``--json`` writes them."""

@@ -64,8 +64,8 @@ class StepTable:
 
     @property
     def samples_per_second(self) -> float:
-        """Throughput of all workers together: samples of a step / median time of a step."""
-        return float(np.median(self.sizes.sum(axis=1))) / self.step_seconds
+        """Throughput of all workers together: samples of all steps / their time."""
+        return float(self.sizes.sum() / self.seconds.sum())
 
     @property
     def figures(self) -> Figures:
