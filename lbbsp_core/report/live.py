@@ -14,7 +14,14 @@ from typing import Any
 from lbbsp_core.report.causes import causes
 from lbbsp_core.runtime.record import record
 from lbbsp_core.runtime.record.events import ENDS, PLANNED, EventLine
-from lbbsp_core.runtime.record.figures import RECENT, Figures, StepTimes, TimesSoFar, total
+from lbbsp_core.runtime.record.figures import (
+    RECENT,
+    Figures,
+    StepTimes,
+    TimesSoFar,
+    predicted_over_measured,
+    total,
+)
 from lbbsp_core.runtime.record.record import PushLine, RunHeader, StepLine
 from lbbsp_core.validate import one_line, parse_json
 
@@ -240,7 +247,7 @@ class LiveRun:
             busy_seconds=busy / len(steps),
             waiting_seconds=waited / len(steps),
             waiting=waited / times.seconds if times.seconds > 0 else 0.0,
-            prediction=_prediction(steps, rank),
+            prediction=predicted_over_measured(steps, rank),
         )
 
 
@@ -275,14 +282,6 @@ def _drivers(steps: Sequence[StepLine], rank: int) -> dict[str, float]:
             if (value := values[rank]) is not None:
                 known[name].append(value)
     return {name: fmean(values) for name, values in known.items()}
-
-
-def _prediction(steps: Sequence[StepLine], rank: int) -> float | None:
-    """Returns predicted over measured busy time of a worker in the steps with a prediction."""
-    pairs = [(line.predicted_seconds[rank], line.busy_seconds[rank]) for line in steps]
-    known = [(predicted, busy) for predicted, busy in pairs if predicted is not None]
-    measured = sum(busy for _, busy in known)
-    return sum(predicted for predicted, _ in known) / measured if measured > 0 else None
 
 
 def _name(names: Sequence[str], rank: int) -> str:

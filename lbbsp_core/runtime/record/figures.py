@@ -128,6 +128,14 @@ def figures_of(lines: Iterable[StepLine]) -> Figures | None:
     return reduce(Sums.plus, lines, Sums()).figures
 
 
+def predicted_over_measured(lines: Iterable[StepLine], rank: int) -> float | None:
+    """Returns predicted / measured busy time of a worker, over the steps with a prediction."""
+    pairs = [(line.predicted_seconds[rank], line.busy_seconds[rank]) for line in lines]
+    known = [(predicted, busy) for predicted, busy in pairs if predicted is not None]
+    measured = sum(busy for _, busy in known)
+    return sum(predicted for predicted, _ in known) / measured if measured > 0 else None
+
+
 class EvenBatches:
     r"""Estimates how long the slowest worker of each step would be busy with an even batch.
 
