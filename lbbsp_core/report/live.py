@@ -120,17 +120,13 @@ class LiveRun:
             self._start(record.parse_header(values, f"{where} line {number}"))
         return self.header is not None
 
-    @property
-    def last_step(self) -> StepLine | None:
-        """Last step; None before the first one."""
-        return self._last
-
     def view(self, now: float | None = None) -> View:
         """Returns the state of the run."""
         header, now = self.header, time.time() if now is None else now
         assert header is not None, "read() has found no header"
         started, last = header.started, self._last_time
         since = started if last is None else last
+        stop = self.last_step and self.last_step.stop
         elapsed = None if last is None or started is None else max(0.0, last - started)
         steps, times = self._steps, total(map(StepTimes.of, self._steps))
         recent = times.figures
@@ -153,7 +149,7 @@ class LiveRun:
             elapsed_seconds=elapsed,
             restarts=self._starts - 1,
             unreadable=self.unreadable,
-            stop=self._stop and one_line(self._stop),
+            stop=one_line(stop) if stop else None,
             planned_steps=self._planned,
             remaining_seconds=self._remaining_seconds(),
             end=self._end,
@@ -168,11 +164,10 @@ class LiveRun:
         self._starts += 1
         self.header = header
         self._steps: deque[StepLine] = deque(maxlen=RECENT)
-        self._last: StepLine | None = None
+        self.last_step: StepLine | None = None
         self._pushes: defaultdict[int, deque[PushLine]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._step: int | None = None
         self._last_time: float | None = None
-        self._stop: str | None = None
         self._first: StepLine | None = None
         self._planned: int | None = None
         self._end: str | None = None
@@ -192,8 +187,8 @@ class LiveRun:
                 self._steps.clear()  # an irregular step counts only until there is another one
             if line.is_regular or not self._steps:
                 self._steps.append(line)
-            self._first, self._last = self._first or line, line
-            self._step, self._last_time, self._stop = line.step, line.time, line.stop
+            self._first, self.last_step = self._first or line, line
+            self._step, self._last_time = line.step, line.time
         else:
             self._pushes[line.worker].append(line)
             started, self._step = self.header.started, line.push
@@ -243,7 +238,7 @@ class LiveRun:
         waited = max(times.slowest - busy, 0.0)
         return replace(
             worker,
-            batch_size=None if self._last is None else self._last.sizes[rank],
+            batch_size=None if self.last_step is None else self.last_step.sizes[rank],
             busy_seconds=busy / len(steps),
             waiting_seconds=waited / len(steps),
             waiting=waited / times.seconds if times.seconds > 0 else 0.0,

@@ -97,11 +97,6 @@ class RunReport:
         return self.figures.waiting_and_communication - self.figures.waiting
 
     @property
-    def step_seconds(self) -> float:
-        """Median time of a step."""
-        return self.measured.step_seconds
-
-    @property
     def total_seconds(self) -> float:
         """Time of all steps of the table."""
         return float(self.table.wall.sum())
@@ -113,11 +108,6 @@ class RunReport:
         if gain is None or self.waiting <= BALANCED or gain < 1 + SAME:
             return None
         return gain
-
-    @property
-    def samples_per_second(self) -> float:
-        """Throughput of all workers together."""
-        return self.measured.samples_per_second
 
     @property
     def verdict(self) -> str:
@@ -152,9 +142,9 @@ class RunReport:
             "verdict": self.verdict,
             **self.figures._asdict(),
             "balanced_speedup": self.balanced_speedup,
-            "step_seconds": self.step_seconds,
+            "step_seconds": self.measured.step_seconds,
             "total_seconds": self.total_seconds,
-            "samples_per_second": self.samples_per_second,
+            "samples_per_second": self.measured.samples_per_second,
             "measured_steps": len(self.measured.steps),
             "workers": [asdict(worker) for worker in self.workers],
             "events": asdict(self.events),
