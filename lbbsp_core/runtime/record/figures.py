@@ -213,11 +213,15 @@ class RunningFigures:
     """
 
     def __init__(self) -> None:
-        self._steps: deque[StepTimes] = deque(maxlen=RECENT)
+        self._steps: deque[StepTimes] = deque(maxlen=RECENT)  # regular ones
+        self._irregular = NOTHING  # times of the last one
         self._epoch = Sums()
         self._first = 0  # step of the epoch
-        self.recent = Figures(0.0, 0.0, 1.0)
+
+    @property
+    def recent(self) -> Figures:
         """Figures of the last `RECENT` regular steps."""
+        return total(self._steps).figures or self._irregular.figures or Figures(0.0, 0.0, 1.0)
 
     @property
     def epoch(self) -> Figures:
@@ -232,9 +236,7 @@ class RunningFigures:
         """Adds a step."""
         if line.step >= self._first:
             self._epoch = self._epoch.plus(line)
-        times = StepTimes.of(line)
         if line.is_regular:
-            self._steps.append(times)
-            self.recent = total(self._steps).figures or self.recent
-        elif not self._steps:
-            self.recent = times.figures or self.recent
+            self._steps.append(StepTimes.of(line))
+        else:
+            self._irregular = StepTimes.of(line)
