@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_core.runtime.record.figures import figures_of
+from lbbsp_core.runtime.record.figures import figures_of, predicted_over_measured
 from lbbsp_core.runtime.record.record import StepLine, counted
 
 logger = logging.getLogger("lbbsp.tf")
@@ -27,10 +27,10 @@ class WorkerScalars:
     Each worker has a run ``lbbsp/worker_2`` in the callback's folder, so that its curves lie over
     those of the others: ``batch_size``, ``busy_seconds``, ``waiting_seconds`` and
     ``predicted_over_measured``. The run ``lbbsp/all`` has the figures of
-    `lbbsp_core.runtime.record.figures` and ``plan_changes``. A point is written
-    after ``update_freq`` steps, and after each epoch; it is the mean over the regular steps since
-    the last one, or over all if none is regular (the number of changed plans, respectively), at
-    the last global step.
+    `lbbsp_core.runtime.record.figures` and ``plan_changes``. A point is written after
+    ``update_freq`` steps, and after each epoch; it is over the regular steps since the last one, or
+    over all if none is regular: their mean, the ratio of their sums, or the number of changed
+    plans. It is at the last global step.
 
     Summaries are written by TensorFlow itself, since ``tf.summary.scalar`` needs the package
     ``tensorboard``.
@@ -120,8 +120,6 @@ def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:
         "busy_seconds": fmean(busy),
         "waiting_seconds": fmean(max(line.busy_seconds) for line in lines) - fmean(busy),
     }
-    pairs = [(line.predicted_seconds[rank], own) for line, own in zip(lines, busy, strict=True)]
-    ratios = [predicted / own for predicted, own in pairs if predicted is not None and own > 0]
-    if ratios:
-        scalars["predicted_over_measured"] = fmean(ratios)
+    if (ratio := predicted_over_measured(lines, rank)) is not None:
+        scalars["predicted_over_measured"] = ratio
     return scalars

@@ -152,7 +152,7 @@ def _await_start(run: LiveRun, err: Console, limit: float | None, interval: floa
 
 def _cells(worker: WorkerView) -> tuple[str, ...]:
     last = worker.pushes if worker.prediction is None else f"{worker.prediction:.2f}"
-    share = "" if worker.waiting is None else f" {worker.waiting:4.0%}"
+    share = "" if worker.waiting is None else f" {percent(worker.waiting):>5}"
     return (
         str(worker.rank),
         worker.host,
@@ -170,7 +170,7 @@ def _progress(view: View, wait: float) -> tuple[str, str]:
     done = f"no {unit} yet" if view.step is None else f"{unit} {view.step}"
     planned, age = view.planned_steps, view.age_seconds
     if view.step is not None and planned:
-        done = f"{view.step + 1} of {planned} steps ({(view.step + 1) / planned:.0%})"
+        done = f"{view.step + 1} of {planned} steps ({percent((view.step + 1) / planned)})"
     if view.stop:
         done += f", stopped after this {unit}: {view.stop}"
     ago = "" if age is None else f" {_seconds(age)} ago"
@@ -211,8 +211,8 @@ def _causes(view: View) -> Iterator[str]:
     slow = [(worker.speed, worker) for worker in view.workers if worker.causes and worker.speed]
     slow.sort(key=itemgetter(0))
     for speed, worker in slow[:_CAUSES]:
-        clauses = " and ".join(worker.causes)
-        yield f"W{_name(worker)[1:]} has {speed:.0%} of the speed of the fastest one: {clauses}."
+        share, clauses = percent(speed), " and ".join(worker.causes)
+        yield f"W{_name(worker)[1:]} has {share} of the speed of the fastest one: {clauses}."
 
 
 def _name(worker: WorkerView) -> str:
@@ -227,8 +227,8 @@ def _who_waits(view: View) -> str:
         return "Nothing is known about waiting yet."
     longest = max(worker.waiting or 0.0 for worker in view.workers)
     if longest <= _BALANCED:
-        return f"Balanced: no worker waits for more than {_BALANCED:.0%} of a step."
-    share = f"up to {longest:.0%} of a step."
+        return f"Balanced: no worker waits for more than {percent(_BALANCED)} of a step."
+    share = f"up to {percent(longest)} of a step."
     if view.slowest is None:
         return f"Workers wait for each other in turn: {share}"
     return f"The others wait for {_name(view.workers[view.slowest])}: {share}"

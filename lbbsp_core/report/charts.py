@@ -173,6 +173,7 @@ def bar_layout(rows: int, **x: Any) -> dict[str, Any]:
     """Returns the layout of stacked bars, with the first on top, by default in percent."""
     layout = axes("", "", height=rows_height(rows, 30))
     layout |= {"barmode": "stack", "bargap": 0.25, "hovermode": "closest"}
+    layout["margin"]["r"] = 24  # half of the last label, which is left out where it has no room
     layout["xaxis"] = {"automargin": True, **(x or {"ticksuffix": " %", "range": [0, 100]})}
     layout["legend"]["traceorder"] = "normal"
     layout["yaxis"] = WORKERS_AXIS

@@ -14,7 +14,14 @@ from typing import Any
 from lbbsp_core.report.causes import causes
 from lbbsp_core.runtime.record import record
 from lbbsp_core.runtime.record.events import ENDS, PLANNED, EventLine
-from lbbsp_core.runtime.record.figures import RECENT, Figures, StepTimes, TimesSoFar, total
+from lbbsp_core.runtime.record.figures import (
+    RECENT,
+    Figures,
+    StepTimes,
+    TimesSoFar,
+    predicted_over_measured,
+    total,
+)
 from lbbsp_core.runtime.record.record import PushLine, RunHeader, StepLine
 from lbbsp_core.validate import one_line, parse_json
 
@@ -58,7 +65,7 @@ class View:
     slowest: int | None
     # see `runtime.record.figures`; None before the first step
     recent: Figures | None
-    # the same over all regular steps since the number of workers last changed, as in reports
+    # the same over all steps since the number of workers last changed, as in reports
     so_far: Figures | None
     # time since the end, or else the last step, or else the start; None if unknown
     age_seconds: float | None
@@ -113,17 +120,13 @@ class LiveRun:
             self._start(record.parse_header(values, f"{where} line {number}"))
         return self.header is not None
 
-    @property
-    def last_step(self) -> StepLine | None:
-        """Last step; None before the first one."""
-        return self._last
-
     def view(self, now: float | None = None) -> View:
         """Returns the state of the run."""
         header, now = self.header, time.time() if now is None else now
         assert header is not None, "read() has found no header"
         started, last = header.started, self._last_time
         since = started if last is None else last
+        stop = self.last_step and self.last_step.stop
         elapsed = None if last is None or started is None else max(0.0, last - started)
         steps, times = self._steps, total(map(StepTimes.of, self._steps))
         recent = times.figures
@@ -141,12 +144,12 @@ class LiveRun:
             # It waits less than half as long as all workers do on average.
             slowest=waits.index(min(waits)) if 2 * min(waits) < fmean(waits) else None,
             recent=recent,
-            so_far=self._so_far.figures or recent,
+            so_far=self._so_far.figures,
             age_seconds=None if since is None else max(0.0, now - since),
             elapsed_seconds=elapsed,
             restarts=self._starts - 1,
             unreadable=self.unreadable,
-            stop=self._stop and one_line(self._stop),
+            stop=one_line(stop) if stop else None,
             planned_steps=self._planned,
             remaining_seconds=self._remaining_seconds(),
             end=self._end,
@@ -161,11 +164,10 @@ class LiveRun:
         self._starts += 1
         self.header = header
         self._steps: deque[StepLine] = deque(maxlen=RECENT)
-        self._last: StepLine | None = None
+        self.last_step: StepLine | None = None
         self._pushes: defaultdict[int, deque[PushLine]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._step: int | None = None
         self._last_time: float | None = None
-        self._stop: str | None = None
         self._first: StepLine | None = None
         self._planned: int | None = None
         self._end: str | None = None
@@ -185,8 +187,8 @@ class LiveRun:
                 self._steps.clear()  # an irregular step counts only until there is another one
             if line.is_regular or not self._steps:
                 self._steps.append(line)
-            self._first, self._last = self._first or line, line
-            self._step, self._last_time, self._stop = line.step, line.time, line.stop
+            self._first, self.last_step = self._first or line, line
+            self._step, self._last_time = line.step, line.time
         else:
             self._pushes[line.worker].append(line)
             started, self._step = self.header.started, line.push
@@ -236,11 +238,11 @@ class LiveRun:
         waited = max(times.slowest - busy, 0.0)
         return replace(
             worker,
-            batch_size=None if self._last is None else self._last.sizes[rank],
+            batch_size=None if self.last_step is None else self.last_step.sizes[rank],
             busy_seconds=busy / len(steps),
             waiting_seconds=waited / len(steps),
             waiting=waited / times.seconds if times.seconds > 0 else 0.0,
-            prediction=_prediction(steps, rank),
+            prediction=predicted_over_measured(steps, rank),
         )
 
 
@@ -275,14 +277,6 @@ def _drivers(steps: Sequence[StepLine], rank: int) -> dict[str, float]:
             if (value := values[rank]) is not None:
                 known[name].append(value)
     return {name: fmean(values) for name, values in known.items()}
-
-
-def _prediction(steps: Sequence[StepLine], rank: int) -> float | None:
-    """Returns predicted over measured busy time of a worker in the steps with a prediction."""
-    pairs = [(line.predicted_seconds[rank], line.busy_seconds[rank]) for line in steps]
-    known = [(predicted, busy) for predicted, busy in pairs if predicted is not None]
-    measured = sum(busy for _, busy in known)
-    return sum(predicted for predicted, _ in known) / measured if measured > 0 else None
 
 
 def _name(names: Sequence[str], rank: int) -> str:

@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 from lbbsp_core.files import write_whole
 from lbbsp_core.report.charts import Chart
+
+SAME: Final = 0.03
+"""Speed-ups this close to 1 count as none."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,22 @@ def times(ratio: float) -> str:
         ('1.04', '2.3')
     """
     return f"{ratio:.1f}" if ratio >= 1.1 else f"{ratio:.2f}"
+
+
+def compared(speedup: float, other: str) -> str:
+    """Returns how fast something is beside another thing; 3 % count as nothing.
+
+    Example:
+        >>> compared(1.5, "plain BSP"), compared(1.01, "plain BSP")
+        ('1.5 times as fast as plain BSP', 'about as fast as plain BSP')
+        >>> compared(0.8, "plain BSP")
+        'slower than plain BSP (0.80 times as fast)'
+    """
+    if abs(speedup - 1) <= SAME:
+        return f"about as fast as {other}"
+    if speedup < 1:
+        return f"slower than {other} ({times(speedup)} times as fast)"
+    return f"{times(speedup)} times as fast as {other}"
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from lbbsp_core.report import charts
 from lbbsp_core.report.charts import Chart
-from lbbsp_core.report.page import Content, write_page
+from lbbsp_core.report.page import Content, compared, write_page
 from lbbsp_core.report.summary import measured, summary_of
 from lbbsp_core.runtime.record.record import Run
 from lbbsp_core.runtime.record.table import StepTable, step_table
@@ -73,9 +73,7 @@ def draw_comparison(
         chart = batch_chart(table, own)
         title = f"{chart.title}: {name}"
         drawn.append(replace(chart, name=f"batches-{side}", title=title, wide=False))
-    verdict = f"{names[1]} trains {speedup:.2f}× as fast as {names[0]}"
-    if speedup < 1:
-        verdict = f"{names[1]} trains slower than {names[0]} ({speedup:.2f}×)"
+    verdict = f"{names[1]} trains {compared(speedup, names[0])}"
     differences = _differences(tables)
     values = {"names": names, "summaries": summaries, "tables": tables, "differences": differences}
     title = f"lbbsp {command}: {names[0]}, {names[1]}"

@@ -32,6 +32,7 @@ class RunSummary:
         workers: Number of workers, N.
         global_batch_size: Samples of a full step, X.
         step_seconds: Median time of a step, from barrier to barrier.
+        samples_per_second: Throughput of all workers together: samples / time of all steps.
         busy_seconds: Median busy time of each worker.
         figures: Shares of waiting, and the estimated speed-up over even batches.
         communication_seconds: Median time from the last arrival at the barrier to the release.
@@ -41,15 +42,11 @@ class RunSummary:
     workers: int
     global_batch_size: int
     step_seconds: float
+    samples_per_second: float
     busy_seconds: tuple[float, ...]
     figures: Figures
     communication_seconds: float
     ideal_busy_seconds: float
-
-    @property
-    def samples_per_second(self) -> float:
-        """Throughput of all workers together, X / step."""
-        return self.global_batch_size / self.step_seconds
 
     @property
     def ideal_step_seconds(self) -> float:
@@ -93,8 +90,8 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """Ratio of the BSP step to the balanced step, as measured."""
-        return self.bsp.step_seconds / self.lbbsp.step_seconds
+        """Ratio of the throughputs, balanced to BSP, as measured."""
+        return self.lbbsp.samples_per_second / self.bsp.samples_per_second
 
     @property
     def ideal_speedup(self) -> float:
@@ -155,7 +152,8 @@ def summary_of(table: StepTable) -> RunSummary:
     return RunSummary(
         workers=table.workers,
         global_batch_size=total,
-        step_seconds=float(np.median(table.seconds)),
+        step_seconds=table.step_seconds,
+        samples_per_second=table.samples_per_second,
         busy_seconds=tuple(np.median(table.busy, axis=0).tolist()),
         figures=table.figures,
         communication_seconds=float(np.median(table.seconds - table.slowest)),

@@ -12,13 +12,14 @@ References:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from lbbsp_core.files import write_whole
-from lbbsp_core.runtime.record.record import PushLine, Run, StepLine
+from lbbsp_core.runtime.record.record import PREEMPTED, REQUESTED, PushLine, Run, StepLine
 
 Event = dict[str, Any]
 """Trace event: the phase ``ph`` is X for a slice, C for counters, i for a moment, M for names."""
@@ -26,7 +27,7 @@ Event = dict[str, Any]
 _WORKERS, _COUNTERS = 1, 2
 """Processes of the trace: Perfetto shows the tracks of each together. For it, 0 is the idle one."""
 
-_REASONS: Final = {None: "end of an attempt", "requested": "stopped", "preempted": "preempted"}
+_STOPS: Final = {REQUESTED: "stopped", PREEMPTED: "preempted"}
 
 
 def write_trace(run: Run, path: Path) -> int:
@@ -77,18 +78,22 @@ def _names(run: Run, workers: int) -> Iterator[Event]:
 
 def _steps(run: Run, zero: float) -> Iterator[Event]:
     """Yields the slices and counters of all steps; steps without a time follow each other."""
-    stops = {stop.step: _REASONS.get(stop.reason, stop.reason) for stop in run.stops}
+    # Steps that a later start has repeated are not shown, nor is a restart among them.
+    later = [min(run.restarts[k + 1 :], default=math.inf) for k in range(len(run.restarts))]
+    restarts = {step for step, next_one in zip(run.restarts, later, strict=True) if step < next_one}
     now = 0.0
     for line in run.steps:
         ended = None if line.time is None else line.time - zero
         begin = now if ended is None else max(now, ended - line.wall_seconds)
         now = begin + line.wall_seconds if ended is None else max(begin, ended)
+        if line.step in restarts:
+            yield _moment("restart", begin, {"step": line.step})
         yield from _slices(line, begin, now)
         yield _counters("batch size", begin, line.sizes)
         for name, values in (*line.drivers.items(), *line.values.items()):
             yield _counters(name, begin, values)
-        if line.step in stops:
-            yield _moment(str(stops[line.step]), now, {"step": line.step})
+        if line.stop is not None:
+            yield _moment(_STOPS.get(line.stop, line.stop), now, {"step": line.step})
 
 
 def _slices(line: StepLine, begin: float, end: float) -> Iterator[Event]:

@@ -139,9 +139,9 @@ def test_each_worker_has_scalars_for_tensorboard_that_are_means_of_the_record(se
             }
             known = [line for line in pair if line.predicted_seconds[rank] is not None]
             if known:
-                expected["predicted_over_measured"] = fmean(
-                    line.predicted_seconds[rank] / line.busy_seconds[rank] for line in known
-                )
+                predicted = sum(line.predicted_seconds[rank] for line in known)
+                measured = sum(line.busy_seconds[rank] for line in known)
+                expected["predicted_over_measured"] = predicted / measured
             written = {
                 tag.removeprefix("lbbsp/"): value
                 for (run, tag, step), value in found.items()

@@ -147,10 +147,11 @@ def no_forecasts(report: RunReport) -> Iterator[Advice]:
 
 def short_steps(report: RunReport) -> Iterator[Advice]:
     """Reports steps that are too short to gain much from balancing."""
-    if report.step_seconds < SHORT_STEP and len(report.workers) > 1:
+    seconds = report.measured.step_seconds
+    if seconds < SHORT_STEP and len(report.workers) > 1:
         yield Advice(
             "short-steps",
-            f"Steps take {1e3 * report.step_seconds:.2g} ms: what each step costs besides its "
+            f"Steps take {1e3 * seconds:.2g} ms: what each step costs besides its "
             "samples (Python, the exchange, the all-reduce) counts, and timings are noisy. Raise "
             "the global batch size, or run several steps per execution.",
         )

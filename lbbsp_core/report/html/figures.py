@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lbbsp_core.report.page import percent, times
+from lbbsp_core.report.page import SAME, compared, percent, times
 from lbbsp_core.report.summary import measured, summary_of
 from lbbsp_core.runtime.record.figures import Figures
 from lbbsp_core.runtime.record.record import Run, Stop
@@ -17,9 +17,6 @@ from lbbsp_core.runtime.record.table import Floats, StepTable, known_workers, st
 
 BALANCED = 0.10
 """Largest share of the time for which workers of a balanced run wait for slower ones."""
-
-_SAME = 0.03
-"""Speed-ups this close to 1 count as none."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +97,6 @@ class RunReport:
         return self.figures.waiting_and_communication - self.figures.waiting
 
     @property
-    def step_seconds(self) -> float:
-        """Median time of a step."""
-        return float(np.median(self.measured.seconds))
-
-    @property
     def total_seconds(self) -> float:
         """Time of all steps of the table."""
         return float(self.table.wall.sum())
@@ -113,14 +105,9 @@ class RunReport:
     def gain(self) -> float | None:
         """Speed-up of balanced batches where workers wait for slower ones; None if it is small."""
         gain = self.balanced_speedup
-        if gain is None or self.waiting <= BALANCED or gain < 1 + _SAME:
+        if gain is None or self.waiting <= BALANCED or gain < 1 + SAME:
             return None
         return gain
-
-    @property
-    def samples_per_second(self) -> float:
-        """Samples of the measured steps per second."""
-        return float(self.measured.sizes.sum() / self.measured.seconds.sum())
 
     @property
     def verdict(self) -> str:
@@ -132,8 +119,8 @@ class RunReport:
                 "the time."
             )
         waited = (
-            f"workers waited {percent(self.waiting)} of the time for slower ones, and "
-            f"{percent(idle)} with the communication"
+            f"workers waited {percent(self.waiting)} of the time for slower ones, "
+            f"{percent(idle)} including communication"
         )
         if not self.was_balanced:
             name = "plain BSP" if self.table.is_plain else "batches stayed equal"
@@ -144,14 +131,10 @@ class RunReport:
                 f"{times(self.gain)} times as fast."
             )
         speedup = self.figures.speedup
-        word = "Partly balanced" if speedup > 1 + _SAME else "Unbalanced"
+        word = "Partly balanced" if speedup > 1 + SAME else "Unbalanced"
         word = "Balanced" if self.waiting <= BALANCED else word
-        compared, rest = f"{times(speedup)} times as fast as", ""
-        if abs(speedup - 1) <= _SAME:
-            compared = "about as fast as"
-        elif speedup < 1:
-            compared, rest = "slower than", f" ({times(speedup)} times as fast)"
-        return f"{word}: {compared} plain BSP would have been{rest}, by estimate; {waited}."
+        beside = compared(speedup, "plain BSP would have been")
+        return f"{word}: {beside}, by estimate; {waited}."
 
     def to_json(self) -> dict[str, object]:
         """Returns the figures as the option ``--json`` writes them."""
@@ -159,9 +142,9 @@ class RunReport:
             "verdict": self.verdict,
             **self.figures._asdict(),
             "balanced_speedup": self.balanced_speedup,
-            "step_seconds": self.step_seconds,
+            "step_seconds": self.measured.step_seconds,
             "total_seconds": self.total_seconds,
-            "samples_per_second": self.samples_per_second,
+            "samples_per_second": self.measured.samples_per_second,
             "measured_steps": len(self.measured.steps),
             "workers": [asdict(worker) for worker in self.workers],
             "events": asdict(self.events),

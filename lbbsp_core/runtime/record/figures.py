@@ -16,14 +16,17 @@ workers must know alike is computed step by step, from exchanged numbers, by sca
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Final, NamedTuple
 
+from lbbsp_core.cost import Proportional
 from lbbsp_core.cost.online import CostShape, CostShapeState
-from lbbsp_core.runtime.record.record import StepLine, counted
+from lbbsp_core.runtime.record.record import StepLine
 
 RECENT: Final = 20
 """Number of steps over which figures of the recent past are computed."""
@@ -66,8 +69,8 @@ class StepTimes(NamedTuple):
         """Returns the times of a step."""
         busy, slowest = line.busy_seconds, max(line.busy_seconds)
         even = line.even_seconds
-        if even is None:
-            even = _unknown_even_seconds(line.amounts, busy)
+        if even is None:  # with the largest believed overhead
+            even = EvenBatches([_STRAIGHT] * len(busy)).seconds(line, [0.0] * len(busy))
         return cls(max(line.wall_seconds, slowest), sum(busy) / len(busy), slowest, even)
 
     @property
@@ -91,6 +94,26 @@ def total(times: Iterable[StepTimes]) -> StepTimes:
 
 
 NOTHING: Final = StepTimes(0.0, 0.0, 0.0, 0.0)
+_STRAIGHT: Final = CostShape(Proportional(), max_overhead=math.inf)
+
+
+class Sums(NamedTuple):
+    """Times of several steps: the regular ones count, or the others if none is regular."""
+
+    regular: StepTimes = NOTHING
+    irregular: StepTimes = NOTHING
+
+    @property
+    def figures(self) -> Figures | None:
+        """Figures of these steps; None if no time was measured."""
+        return self.regular.figures or self.irregular.figures
+
+    def plus(self, line: StepLine) -> Sums:
+        """Returns the sums with a further step."""
+        times = StepTimes.of(line)
+        if line.is_regular:
+            return self._replace(regular=total((self.regular, times)))
+        return self._replace(irregular=total((self.irregular, times)))
 
 
 def figures_of(lines: Iterable[StepLine]) -> Figures | None:
@@ -102,15 +125,15 @@ def figures_of(lines: Iterable[StepLine]) -> Figures | None:
         >>> figures_of([line])
         Figures(waiting=0.2, waiting_and_communication=0.4, speedup=1.4)
     """
-    return total(map(StepTimes.of, counted(lines))).figures
+    return reduce(Sums.plus, lines, Sums()).figures
 
 
-def _unknown_even_seconds(amounts: Sequence[float], busy_seconds: Sequence[float]) -> float:
-    """Estimates the slowest busy time with even batches, with the largest believed overhead."""
-    even = sum(amounts) / len(amounts) or 1.0
-    overhead = BELIEVED * even
-    workers = zip(amounts, busy_seconds, strict=True)
-    return max(busy * (even + overhead) / (x + overhead) for x, busy in workers)
+def predicted_over_measured(lines: Iterable[StepLine], rank: int) -> float | None:
+    """Returns predicted / measured busy time of a worker, over the steps with a prediction."""
+    pairs = [(line.predicted_seconds[rank], line.busy_seconds[rank]) for line in lines]
+    known = [(predicted, busy) for predicted, busy in pairs if predicted is not None]
+    measured = sum(busy for _, busy in known)
+    return sum(predicted for predicted, _ in known) / measured if measured > 0 else None
 
 
 class EvenBatches:
@@ -153,14 +176,14 @@ class EvenBatches:
 
 
 class TimesSoFar:
-    """Sums over the regular steps of a run since the number of workers last changed.
+    """Sums over the steps of a run since the number of workers last changed.
 
     A step that is repeated after a restart counts once: its last attempt.
     """
 
     def __init__(self) -> None:
-        self._workers = 0
-        self._numbers, self._sums = array("q"), array("d")  # of steps; after each of them
+        self._numbers, self._workers = array("q"), array("q")  # of each step
+        self._sums = array("d")  # after each step: regular, irregular
 
     @property
     def figures(self) -> Figures | None:
@@ -169,17 +192,18 @@ class TimesSoFar:
 
     def add(self, line: StepLine) -> None:
         """Adds a step."""
-        if len(line.sizes) != self._workers:
-            self._workers = len(line.sizes)
-            del self._numbers[:], self._sums[:]
-        kept = bisect_left(self._numbers, line.step)
-        del self._numbers[kept:], self._sums[kept * len(NOTHING) :]
-        if line.is_regular:
-            self._sums.extend(total((self._total(), StepTimes.of(line))))
-            self._numbers.append(line.step)
+        kept, workers = bisect_left(self._numbers, line.step), len(line.sizes)
+        del self._numbers[kept:], self._workers[kept:], self._sums[kept * 2 * len(NOTHING) :]
+        before = self._total() if self._workers[-1:] == array("q", [workers]) else Sums()
+        for times in before.plus(line):
+            self._sums.extend(times)
+        self._numbers.append(line.step)
+        self._workers.append(workers)
 
-    def _total(self) -> StepTimes:
-        return StepTimes(*self._sums[-len(NOTHING) :]) if self._sums else NOTHING
+    def _total(self) -> Sums:
+        last = self._sums[-2 * len(NOTHING) :]
+        regular, irregular = last[: len(NOTHING)], last[len(NOTHING) :]
+        return Sums(StepTimes(*regular), StepTimes(*irregular)) if last else Sums()
 
 
 class RunningFigures:
@@ -189,34 +213,30 @@ class RunningFigures:
     """
 
     def __init__(self) -> None:
-        self._steps: deque[StepTimes] = deque(maxlen=RECENT)
-        self._epoch = NOTHING
-        self._irregular = NOTHING  # steps of the epoch that are counted only if no other one is
+        self._steps: deque[StepTimes] = deque(maxlen=RECENT)  # regular ones
+        self._irregular = NOTHING  # times of the last one
+        self._epoch = Sums()
         self._first = 0  # step of the epoch
-        self.recent = Figures(0.0, 0.0, 1.0)
+
+    @property
+    def recent(self) -> Figures:
         """Figures of the last `RECENT` regular steps."""
+        return total(self._steps).figures or self._irregular.figures or Figures(0.0, 0.0, 1.0)
 
     @property
     def epoch(self) -> Figures:
         """Figures of the steps since `begin_epoch`."""
-        return self._epoch.figures or self._irregular.figures or self.recent
+        return self._epoch.figures or self.recent
 
     def begin_epoch(self, step: int) -> None:
         """Starts an epoch with a step; steps before it may still be added."""
-        self._first = step
-        self._epoch = self._irregular = NOTHING
+        self._first, self._epoch = step, Sums()
 
     def add(self, line: StepLine) -> None:
         """Adds a step."""
-        times, in_epoch = StepTimes.of(line), line.step >= self._first
-        if not line.is_regular:
-            if in_epoch:
-                self._irregular = total((self._irregular, times))
-            if self._steps:
-                return
-            self.recent = times.figures or self.recent
-            return
-        if in_epoch:
-            self._epoch = total((self._epoch, times))
-        self._steps.append(times)
-        self.recent = total(self._steps).figures or self.recent
+        if line.step >= self._first:
+            self._epoch = self._epoch.plus(line)
+        if line.is_regular:
+            self._steps.append(StepTimes.of(line))
+        else:
+            self._irregular = StepTimes.of(line)

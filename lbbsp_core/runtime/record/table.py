@@ -58,6 +58,16 @@ class StepTable:
         return np.maximum(self.wall, self.slowest)
 
     @property
+    def step_seconds(self) -> float:
+        """Median time of a step."""
+        return float(np.median(self.seconds))
+
+    @property
+    def samples_per_second(self) -> float:
+        """Throughput of all workers together: samples of all steps / their time."""
+        return float(self.sizes.sum() / self.seconds.sum())
+
+    @property
     def figures(self) -> Figures:
         """Figures of all steps, in which all workers must have been measured."""
         columns = (self.seconds, self.busy.mean(axis=1), self.slowest, self.even)

@@ -261,7 +261,7 @@ def test_demo_writes_figures_records_and_a_picture(monkeypatch, tmp_path, comple
     assert figures["efficiency"] == pytest.approx(1)
     assert figures["max_weight_difference"] == 0
     assert json.loads(copy.read_text()) == figures
-    assert "LB-BSP trains 1.86× as fast as plain BSP" in (folder / "demo.html").read_text()
+    assert "LB-BSP trains 1.9 times as fast as plain BSP" in (folder / "demo.html").read_text()
     for name in ("bsp", "lbbsp"):
         assert (folder / name / "run.jsonl").exists()
         assert (folder / name / "output.log").read_text() == "[0] a word from a worker\n"

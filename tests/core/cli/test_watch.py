@@ -49,9 +49,9 @@ def test_without_a_terminal_one_view_is_printed(tmp_path):
     figures = tmp_path / "figures.json"
     result = watch(tmp_path, "--json", figures)
     assert result.exit_code == 0, result.output
-    for text in ("left", "gpu", "100.0 ms", "300.0 ms", "60%", "0.50", "step 1", "2 steps/s"):
+    for text in ("left", "gpu", "100.0 ms", "300.0 ms", "60 %", "0.50", "step 1", "2 steps/s"):
         assert text in result.output
-    assert "The others wait for worker 1 (right): up to 60% of a step." in result.output
+    assert "The others wait for worker 1 (right): up to 60 % of a step." in result.output
     for window in ("All steps so far", "The last 20 regular steps"):
         assert (
             f"{window}: waiting for other workers 30.0 %, waiting and communication 50.0 %, "
@@ -133,7 +133,7 @@ def test_the_view_has_an_ascii_form(tmp_path):
     result = watch(tmp_path, "--once", charset="ascii")
     assert result.exit_code == 0, result.output
     assert result.output.isascii()
-    for text in (" 60%", "none: step 0, no step for ", "w\\xfcrfel"):
+    for text in (" 60 %", "none: step 0, no step for ", "w\\xfcrfel"):
         assert text in result.output
     assert "würfel" in watch(tmp_path, "--once").output
 
@@ -204,7 +204,7 @@ def test_a_view_says_how_far_the_run_is_and_what_is_left(tmp_path):
     assert run.read()
     view = run.view(1e9 + 50)
     assert (view.planned_steps, view.remaining_seconds, view.end) == (200, 150, None)
-    assert "none: 50 of 200 steps (25%), running, 2 min 30 s left\n" in text_of(view)
+    assert "none: 50 of 200 steps (25 %), running, 2 min 30 s left\n" in text_of(view)
     assert "200 of 200 steps" not in text_of(view)
 
 
@@ -212,7 +212,7 @@ def test_a_training_that_is_over_is_told_from_a_script_that_has_ended(tmp_path):
     path = tmp_path / "run.jsonl"
     write(path, planned(2), line(0), line(1))
     once = watch(path, "--once")
-    assert "none: 2 of 2 steps (100%), trained " in once.output
+    assert "none: 2 of 2 steps (100 %), trained " in once.output
     assert "but the script has not ended" in once.output
     assert once.exit_code == 0
 
@@ -225,7 +225,7 @@ def test_the_exit_status_says_how_the_run_ended(tmp_path, event, status):
         result = watch(path, *options)
         assert result.exit_code == status
         assert f"none: {event} " in result.output
-        assert " ago, 2 of 8 steps (25%)" in result.output
+        assert " ago, 2 of 8 steps (25 %)" in result.output
     assert json.loads((tmp_path / "view.json").read_text())["end"] == event
     write(path, line(2))
     assert watch(path, "--once").exit_code == 0, "it was started again"
@@ -264,7 +264,7 @@ def test_the_cause_of_a_slow_worker_is_named(tmp_path):
     write(path, replace(line(0), drivers=shared), hosts=("a", "b"))
     once = watch(path, "--once")
     assert (
-        "Worker 1 (b) has 25% of the speed of the fastest one: it is throttled for 48 % of the "
+        "Worker 1 (b) has 25 % of the speed of the fastest one: it is throttled for 48 % of the "
         "time and its memory is at 95 %."
     ) in once.output
     assert "Worker 0" not in once.output
@@ -280,7 +280,7 @@ def test_workers_that_are_slowest_in_turn_are_not_named(tmp_path):
     lines = [line(k, (0.1, 0.2) if k % 2 else (0.21, 0.1)) for k in range(10)]
     write(tmp_path / "run.jsonl", *lines)
     result = watch(tmp_path, "--once")
-    assert "Workers wait for each other in turn: up to 11% of a step." in result.output
+    assert "Workers wait for each other in turn: up to 11 % of a step." in result.output
     assert json.loads(watch(tmp_path, "--json", "-").stdout)["slowest"] is None
 
 

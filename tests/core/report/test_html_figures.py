@@ -40,9 +40,7 @@ def test_the_recorded_estimate_of_even_batches_is_what_the_report_says():
     assert report.waiting == pytest.approx(0, abs=1e-9)
     assert report.communication == pytest.approx(0.02 / 0.32)
     assert report.verdict.startswith("Balanced: 1.9 times as fast as plain BSP would have been, by")
-    assert (
-        "waited 0 % of the time for slower ones, and 6 % with the communication" in report.verdict
-    )
+    assert "waited 0 % of the time for slower ones, 6 % including communication" in report.verdict
 
 
 def test_records_without_an_estimate_promise_what_the_largest_believed_overhead_leaves():

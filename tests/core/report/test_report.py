@@ -81,6 +81,7 @@ def test_medians_forgive_a_single_pause():
     figures = summarise(run(*balanced().steps[:8], pause, balanced().steps[9]))
     assert figures.step_seconds == pytest.approx(0.11)
     assert figures.ideal_busy_seconds == pytest.approx(0.09)
+    assert figures.samples_per_second == pytest.approx(120 / (9 * 0.11 + 2.02)), "but it took time"
 
 
 def test_the_ideal_lies_between_the_busy_times():

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from lbbsp_core.cli.app import application
 from lbbsp_core.report.trace_events import trace_events, write_trace
 from lbbsp_core.runtime.record.events import EventLine
-from lbbsp_core.runtime.record.record import PushLine, Run, Stop
+from lbbsp_core.runtime.record.record import PushLine, Run, Stop, read_run
+from lbbsp_core.runtime.record.writer import RunRecord
 
 NUMBER = (int, float)
 
@@ -112,13 +113,25 @@ def test_a_record_without_times_and_with_wrong_ones(tmp_path):
 
 def test_a_restart_with_other_workers(tmp_path):
     lines = [line(0, (8, 8), (0.1, 0.4), 0.5, time=1000.5)]
-    lines += [line(1, (16,), (0.4,), 0.5, time=1010.0)]
+    lines += [line(1, (16,), (0.4,), 0.5, time=1010.0, stop="preempted")]
     known = header(1, 16, started=1009.0)
     run = Run(known, lines, starts=2, restarts=(1,), stops=(Stop(0, None), Stop(1, "preempted")))
     events = written(run, tmp_path)
     assert slices(events, 1) == [("compute", 0, 400), ("communication", 400, 100)]
     moments = [(each["name"], each["args"]) for each in events if each["ph"] == "i"]
-    assert moments == [("end of an attempt", {"step": 0}), ("preempted", {"step": 1})]
+    assert moments == [("restart", {"step": 1}), ("preempted", {"step": 1})]
+
+
+def test_ends_and_restarts_that_a_later_start_has_repeated_are_not_shown(tmp_path):
+    record = tmp_path / "run.jsonl"
+    for steps in (range(5), range(3, 7), range(1, 6), range(4, 8)):
+        attempt = RunRecord(record, header(2, 16))
+        for k in steps:
+            attempt.write(line(k, (8, 8), (0.1, 0.1), 0.2))
+        attempt.close()
+    events = written(read_run(record), tmp_path)
+    moments = [(each["name"], each["args"], each["ts"]) for each in events if each["ph"] == "i"]
+    assert moments == [("restart", {"step": k}, pytest.approx(2e5 * k)) for k in (1, 4)]
 
 
 def test_workers_that_need_not_be_in_the_same_step(tmp_path):

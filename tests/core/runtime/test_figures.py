@@ -96,6 +96,25 @@ def test_a_repeated_step_counts_once_and_other_workers_start_anew():
     assert so_far.figures == pytest.approx(figures_of([two]))
 
 
+def test_attempts_with_other_workers_that_were_repeated_do_not_count():
+    so_far, steps = TimesSoFar(), [line(k, (4 + k, 4, 4)) for k in range(6)]
+    fewer = [line(k, (4, 4), SPEEDS[:2]) for k in (2, 3)]
+    for each in [*steps[:4], *fewer, *steps[2:]]:
+        so_far.add(each)
+    assert so_far.figures == pytest.approx(figures_of(steps))
+
+
+def test_irregular_steps_separate_and_count_until_there_is_another_one():
+    odd = [line(k, (4 + k, 4, 4), excluded=(1,)) for k in range(3)]
+    fewer = line(3, (4, 4), SPEEDS[:2], short=True)
+    so_far, steps = TimesSoFar(), [line(k, (16, 8, 4)) for k in range(4, 6)]
+    for each, expected in zip(
+        [*odd, fewer, *steps], (odd[:1], odd[:2], odd, [fewer], steps[:1], steps), strict=True
+    ):
+        so_far.add(each)
+        assert so_far.figures == pytest.approx(figures_of(expected))
+
+
 def test_without_measurements_there_are_no_figures():
     assert figures_of([line(0, (4, 4, 4), busy_seconds=(0.0,) * 3)]) is None
     assert figures_of([line(0, (0, 4, 4), even_seconds=None)]).speedup > 0
