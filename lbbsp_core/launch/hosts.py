@@ -23,7 +23,8 @@ FIRST_PORT: Final = 20_000
 LAST_PORT: Final = 65_535
 _RESOLVE_SECONDS: Final = 120.0
 _SAY_SECONDS: Final = 5.0
-_HOST: Final = re.compile(r"([\w.-]+@)?[\w.:\[\]%][\w.:\[\]%-]*")  # never an option of ssh
+_HOST: Final = re.compile(r"([\w.][\w.-]*@)?[\w.:%][\w.:%-]*")  # never an option of ssh
+_BRACKETS: Final = re.compile(r"\[(.*:.*)\]$")  # around an IPv6 address, which ssh does not take
 
 
 class Hosts(NamedTuple):
@@ -80,7 +81,8 @@ def find_hosts(
                 f"free ports; give hosts, or omit {option}"
             )
         return None
-    names = [n.strip() for n in (hosts.split(",") if isinstance(hosts, str) else hosts)]
+    given = hosts.split(",") if isinstance(hosts, str) else hosts
+    names = [_BRACKETS.sub(r"\1", name.strip()) for name in given]
     if workers is not None and workers != len(names):
         raise ValueError(
             f"workers must be the number of hosts = {len(names)}, got {workers}: omit it, and "
@@ -124,9 +126,9 @@ def _address(name: str, names: Sequence[str], framework: str) -> str:
 
 
 def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Returns a host as an address, with or without brackets; None if it is a name."""
+    """Returns a host as an address; None if it is a name."""
     with suppress(ValueError):
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        return ipaddress.ip_address(host)
     return None
 
 
