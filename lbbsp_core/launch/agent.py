@@ -146,8 +146,8 @@ class _Process:
                 asked = True
                 with suppress(ProcessLookupError):
                     os.kill(self._child.pid, signal.SIGTERM)
-        if self._ended:
-            return
+        if self._ended:  # but for what the main thread still waits to tell
+            os._exit(0)
         until = time.monotonic() + (0.0 if asked else TERM_SECONDS)
         signal_group(self._child.pid, signal.SIGTERM)
         while wait_unreaped(self._child.pid, block=False) is None and time.monotonic() < until:
