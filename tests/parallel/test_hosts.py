@@ -308,10 +308,9 @@ def cluster(tmp_path, monkeypatch):
     (tmp_path / "sshd").write_text("".join(f"{name} {value}\n" for name, value in config.items()))
     (tmp_path / "bin").mkdir()
     ssh = tmp_path / "bin" / "ssh"
-    options = f"-i {tmp_path / 'user'} -o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no"
-    ssh.write_text(
-        f'#!/bin/sh\nexec {shutil.which("ssh")} -F none -o LogLevel=ERROR {options} "$@"\n'
-    )
+    options = f"-F none -i {tmp_path / 'user'} -o LogLevel=ERROR"
+    options += " -o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no"
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} {options} "$@"\n')
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
