@@ -4,7 +4,7 @@ The launcher runs a relay in place of each process that is to run elsewhere. So 
 and restarts processes of other hosts as those of its own. ssh runs ``agent`` on the other host.
 Both tell each other every second that they are there: each ends if the other has gone.
 
-    relay ──ssh── agent:  the description of the process, "beat", "end" (SIGTERM)
+    relay ──ssh── agent:  the description of the process, "beat", "end" (SIGTERM), "failed end"
     agent ──ssh── relay:  lines of JSON: its output, its marks, "beat", and how it has ended
 
 It is started by its path, and imports only the standard library.
@@ -31,6 +31,7 @@ ATTEMPTS = 5  # to connect to a host that is busy with other connections
 SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlMaster=no"]
 HELLO = "lbbsp agent "  # and its version
 MARKS = "LBBSP_MARKS"  # as in lbbsp_core/runtime/options/env.py
+FAILED = "failed"  # mark of the launcher, see `note_failed`
 
 
 class Relay:
@@ -171,7 +172,8 @@ class Relay:
     def _ask_to_end(self) -> None:
         if not self._begun:
             os._exit(128 + signal.SIGTERM)  # with the connection
-        self._send(b"end\n")
+        failed = os.path.exists(os.path.join(os.environ[MARKS], FAILED))
+        self._send(b"failed end\n" if failed else b"end\n")
 
     def _send(self, message: bytes) -> None:
         with suppress(OSError, ValueError):  # ssh has ended, or nothing leaves this host any more
@@ -181,7 +183,7 @@ class Relay:
 def set_marks(marks: dict[str, str]) -> None:
     """Makes the marks of this process those of the process for which it stands."""
     folder = os.environ[MARKS]
-    for name in set(os.listdir(folder)) - set(marks):
+    for name in set(os.listdir(folder)) - {*marks, FAILED}:
         os.unlink(os.path.join(folder, name))
     for name, text in marks.items():
         partial = os.path.join(folder, f".{name}")

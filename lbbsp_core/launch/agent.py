@@ -29,7 +29,7 @@ from lbbsp_core.launch.script import check_command
 from lbbsp_core.processes import _reaper, child
 from lbbsp_core.processes.child import Reaper, signal_group, spawn_python, wait_unreaped
 from lbbsp_core.resources.gpu import count_gpus
-from lbbsp_core.runtime.reliability.marks import folder_variable, mark_texts
+from lbbsp_core.runtime.reliability.marks import folder_variable, mark_texts, note_failed
 
 LOOK_SECONDS: Final = 0.1  # between two looks at the marks
 LEFTOVER_SECONDS: Final = 0.5  # for processes that a process leaves behind
@@ -142,7 +142,10 @@ class _Process:
         """
         asked = False
         while select.select([0], [], [], SILENCE_SECONDS)[0] and (given := os.read(0, 1 << 12)):
-            if b"end" in given.split():
+            words = given.split()
+            if b"failed" in words:
+                note_failed(self._marks)
+            if b"end" in words:
                 asked = True
                 with suppress(ProcessLookupError):
                     os.kill(self._child.pid, signal.SIGTERM)

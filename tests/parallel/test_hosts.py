@@ -24,7 +24,7 @@ SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbi
 # A worker sleeps for 60 s if it is not ended: ending it takes less, on a busy machine too.
 pytestmark = pytest.mark.timeout(50)
 
-# As a login does, it greets, and starts from an environment of its own.
+# As a login does, it greets, and starts from a session and an environment of its own.
 SSH = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do
     case $1 in -o) shift 2 ;; *) shift ;; esac
@@ -42,7 +42,7 @@ case $host in
 esac
 shift
 [ $host = Hi. ] || echo "Welcome to $host."
-exec env -i --default-signal=HUP,INT,TERM HOME="$HOME" PATH=/usr/bin:/bin TEST=@TEST@ \\
+exec setsid env -i --default-signal=HUP,INT,TERM HOME="$HOME" PATH=/usr/bin:/bin TEST=@TEST@ \\
     ON="$host" sh -c "$*"
 """
 
@@ -125,9 +125,16 @@ print("\\u2501")
 
 
 def test_a_worker_that_fails_ends_the_others(script, run, capfd):
-    start, _ = run
-    body = "print('here', rank)\nsys.exit(3) if rank else time.sleep(60)"
+    start, lines = run
+    body = """
+print('here', rank)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print(marks.job_has_failed())))
+if not rank: open('ready', 'w')
+while not os.path.exists('ready'): time.sleep(0.05)
+sys.exit(3) if rank else time.sleep(60)
+"""
     assert start(script(body)) == 3
+    assert lines[0][-1] == "True", "the record then says so"
     error = capfd.readouterr().err.splitlines()
     assert error[-2:] == [
         "[1 on b] here 1",
