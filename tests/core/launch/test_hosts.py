@@ -129,7 +129,8 @@ def test_workers_of_one_machine_may_all_be_at_its_loopback(names):
 
 
 def test_a_host_gets_what_it_needs_of_the_environment(monkeypatch):
-    for name in ("NCCL_DEBUG", "MY_DATA", "MY_SECRET", "LBBSP_HOST", "PYTHONPATH"):
+    for name in ("NCCL_DEBUG", "MY_DATA", "MY_SECRET", "LBBSP_HOST", "LBBSP_POLICY",
+                 "PYTHONPATH"):  # fmt: skip
         monkeypatch.setenv(name, "1")
     found = find_hosts("a,b,user@a", None, framework="tensorflow")
     job = job_spec("tensorflow", 3, emulated=False, run_dir=Path("here"), hosts=found)
@@ -138,7 +139,7 @@ def test_a_host_gets_what_it_needs_of_the_environment(monkeypatch):
     assert Path(relay).name == "_relay.py"
     told = json.loads(description)
     assert {"TF_CONFIG", "LBBSP_RUN_DIR", "LBBSP_RESTART", "NCCL_DEBUG", "MY_DATA",
-            "PYTHONPATH"} <= set(told["names"])  # fmt: skip
+            "LBBSP_POLICY", "PYTHONPATH"} <= set(told["names"])  # fmt: skip
     assert not {"MY_SECRET", "LBBSP_HOST", "PATH", "HOME"} & set(told["names"])
     assert (told["host"], told["command"], told["worker"]) == ("user@a", ["train.py", "x"], 2)
     assert (told["directory"], told["python"]) == (os.getcwd(), sys.executable)
