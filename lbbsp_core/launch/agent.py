@@ -42,6 +42,8 @@ _lock = threading.Lock()  # of the connection
 def main() -> None:
     """Runs the process that the first line of the input describes."""
     print(f"{HELLO}{__version__}", flush=True)
+    if not select.select([0], [], [], SILENCE_SECONDS)[0]:
+        return
     with open(0, "rb", buffering=0, closefd=False) as stream:
         line = stream.readline()  # and no byte more
     if not line:
