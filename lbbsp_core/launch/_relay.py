@@ -47,6 +47,7 @@ class Relay:
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_end())
 
     def _connect(self) -> None:
+        """Starts ssh, and the agent by it."""
         self._attempts += 1
         # The signals are for this process: with it, the connection ends.
         ignoring = ["sh", "-c", "trap '' HUP INT TERM; exec \"$@\"", "ssh"]

@@ -11,12 +11,12 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from lbbsp_core.launch.output import notify
 from lbbsp_core.validate import require_integer
 
 FIRST_PORT: Final = 20_000
@@ -150,18 +150,18 @@ def _reachable(host: str, hosts: Sequence[str], seconds: float) -> str:
     MXNet's processes tell each other their addresses. On Debian and Ubuntu the name of a machine
     is 127.0.1.1 on this machine itself.
     """
-    number, started, said = "", time.monotonic(), False
-    while not number:
+    started, said = time.monotonic(), False
+    while True:
         with suppress(OSError, UnicodeError):
             number = socket.gethostbyname(host)
+            break
         waited = time.monotonic() - started
-        if not number and waited > seconds:
+        if waited > seconds:
             raise ValueError(f"the host {host!r} has no IPv4 address here: correct it")
-        if not number and waited > _SAY_SECONDS and not said:
+        if waited > _SAY_SECONDS and not said:
             said = True
-            print(f"lbbsp launch: waiting until {host} has an address", file=sys.stderr, flush=True)
-        if not number:
-            time.sleep(1)
+            notify(f"waiting until {host} has an address")
+        time.sleep(1)
     if is_loopback(number) and len(set(hosts)) > 1:
         raise ValueError(
             f"the host {host!r} is {number} on {socket.gethostname()}, which other machines cannot "
