@@ -311,6 +311,7 @@ def cluster(tmp_path, monkeypatch):
     config = {
         "HostKey": tmp_path / "host", "AuthorizedKeysFile": tmp_path / "user.pub",
         "StrictModes": "no", "PidFile": "none", "UsePAM": "no",
+        "SetEnv": f"HOME={tmp_path}",  # what starts a shell of this user may print something
     }  # fmt: skip
     (tmp_path / "sshd").write_text("".join(f"{name} {value}\n" for name, value in config.items()))
     (tmp_path / "bin").mkdir()
