@@ -58,7 +58,8 @@ class Disturbed:
         require_integer("seed", self.seed, 0)
         if not 0.1 <= self.epoch_seconds <= HOUR:
             raise ValueError(
-                f"epoch_seconds must be from 0.1 to {HOUR:g}, got {self.epoch_seconds:g}"
+                f"epoch_seconds must be from 0.1 to {HOUR:g}, got {self.epoch_seconds:g}: give "
+                "them after the second colon, such as dbs:0:20, or omit them"
             )
         rng, epochs = np.random.default_rng(self.seed), math.ceil(HOUR / self.epoch_seconds)
         lost = np.array(list(Disturbance().lost_seconds(rng, epochs, workers)))

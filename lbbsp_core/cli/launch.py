@@ -12,7 +12,9 @@ from lbbsp_core.launch import GRACE_SECONDS
 from lbbsp_core.launch import launch as launch_job
 from lbbsp_core.launch.cluster import FRAMEWORKS
 
-_OURS: Final = ("--speeds", "--speeds-at", "--contention", "--max-restarts", "--elastic")
+_OURS: Final = (
+    "--hosts", "--speeds", "--speeds-at", "--contention", "--max-restarts", "--elastic"
+)  # fmt: skip
 """Options that scripts hardly have themselves."""
 
 Framework: TypeAlias = Annotated[

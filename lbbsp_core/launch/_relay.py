@@ -4,7 +4,7 @@ The launcher runs a relay in place of each process that is to run elsewhere. So 
 and restarts processes of other hosts as those of its own. ssh runs ``agent`` on the other host.
 Both tell each other every second that they are there: each ends if the other has gone.
 
-    relay ──ssh── agent:  the description of the process, "beat", "end" (SIGTERM)
+    relay ──ssh── agent:  the description of the process, "beat", "end" (SIGTERM), "failed end"
     agent ──ssh── relay:  lines of JSON: its output, its marks, "beat", and how it has ended
 
 It is started by its path, and imports only the standard library.
@@ -25,10 +25,13 @@ from typing import Any
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 10.0  # after which the other side counts as lost
 ERRORS_SECONDS = 2.0  # for what ssh says at its end
+END_SECONDS = 3.0  # for the end of ssh, once the agent has ended: the network may have failed
 START_SECONDS = 60.0  # for the connection, and the start of Python there
+ATTEMPTS = 5  # to connect to a host that is busy with other connections
 SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlMaster=no"]
 HELLO = "lbbsp agent "  # and its version
 MARKS = "LBBSP_MARKS"  # as in lbbsp_core/runtime/options/env.py
+FAILED = "failed"  # mark of the launcher, see `note_failed`
 
 
 class Relay:
@@ -39,6 +42,13 @@ class Relay:
         path = map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(":")))
         python = [description["python"], "-u", "-m", "lbbsp_core.launch.agent"]
         self._python = shlex.join(["env", f"PYTHONPATH={':'.join(path)}", *python])
+        self._begun, self._silence, self._attempts = False, START_SECONDS, 0
+        self._connect()
+        signal.signal(signal.SIGTERM, lambda *_: self._ask_to_end())
+
+    def _connect(self) -> None:
+        """Starts ssh, and the agent by it."""
+        self._attempts += 1
         # The signals are for this process: with it, the connection ends.
         ignoring = ["sh", "-c", "trap '' HUP INT TERM; exec \"$@\"", "ssh"]
         self._ssh = subprocess.Popen(
@@ -49,12 +59,11 @@ class Relay:
         )
         assert self._ssh.stdin is not None
         assert self._ssh.stdout is not None
-        self._errors = threading.Thread(target=self._print_errors, daemon=True)
-        self._errors.start()
         self._to_agent = self._ssh.stdin
         self._input, self._output = self._to_agent.fileno(), self._ssh.stdout.fileno()
-        self._begun, self._silence = False, START_SECONDS
-        signal.signal(signal.SIGTERM, lambda *_: self._ask_to_end())
+        self._refused = False  # by a server to which too many connect at once (MaxStartups)
+        self._errors = threading.Thread(target=self._print_errors, daemon=True)
+        self._errors.start()
 
     def run(self) -> int:
         """Relays until the process has ended; returns its status, or minus its signal."""
@@ -62,13 +71,17 @@ class Relay:
         while True:
             if not select.select([self._output], [], [], BEAT_SECONDS)[0]:
                 if time.monotonic() > heard + self._silence:
-                    self._ssh.kill()
+                    self._end_ssh(0.0)
                     silent = f"has given no sign of life for {self._silence:g} s"
                     return self._lost(f"{self._host} {silent}")
                 continue
             data = os.read(self._output, 1 << 16)
             if not data:
-                return self._disconnected(self._ssh.wait())
+                lost = self._disconnected(self._end_ssh())
+                if lost is not None:
+                    return lost
+                rest, heard = b"", time.monotonic()
+                continue
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 status = self._take(line.decode(errors="replace"))
@@ -79,13 +92,17 @@ class Relay:
     def _take(self, line: str) -> int | None:
         """Handles a line of the agent; returns the status with which the process has ended."""
         if not self._begun:
-            if not line.startswith(HELLO):
-                print(line, flush=True)  # greetings of the host
+            greeting, hello, found = line.partition(HELLO)
+            if greeting or not hello:
+                print(greeting, flush=True)  # of the host
+            if not hello:
                 return None
-            self._begun = True
-            found, version = line[len(HELLO) :], self._description["version"]
+            self._begun, version = True, self._description["version"]
             if found != version:
-                return self._lost(f"{self._host} has lbbsp {found}, and this host {version}")
+                return self._lost(
+                    f"{self._host} has lbbsp {found}, and this host {version}: install the same "
+                    "version on all hosts"
+                )
             with suppress(OSError):
                 given = {name: os.environ[name] for name in self._description["names"]}
                 message = {**self._description, "environment": given}
@@ -105,7 +122,7 @@ class Relay:
             return self._lost(f"{self._host}: {values[0]}", 2)
         elif kind == "end":
             self._to_agent.close()
-            self._ssh.wait()
+            self._end_ssh()
             return int(values[0])
         return None
 
@@ -113,13 +130,25 @@ class Relay:
         """Prints what ssh says, and the agent's traceback if it fails."""
         assert self._ssh.stderr is not None
         for line in self._ssh.stderr:
+            self._refused |= b"exchange_identification: " in line
             print(line.decode(errors="replace").rstrip("\n"), flush=True)
 
-    def _disconnected(self, status: int) -> int:
-        """Returns a status after the end of ssh, and notes why it has ended."""
+    def _end_ssh(self, seconds: float = END_SECONDS) -> int:
+        """Returns the status of ssh, which gets some time to end by itself."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._ssh.wait(seconds)
+        self._ssh.kill()
+        return self._ssh.wait()
+
+    def _disconnected(self, status: int) -> int | None:
+        """Returns a status after the end of ssh, and notes why; None if it has begun again."""
         self._errors.join(ERRORS_SECONDS)
         if self._begun:
             return self._lost(f"the connection to {self._host} was lost")
+        if self._refused and self._attempts < ATTEMPTS:
+            time.sleep(self._attempts + os.getpid() % 8 / 8)  # apart from others
+            self._connect()
+            return None
         if status == 255:  # of ssh itself
             return self._lost(
                 f"{self._host} cannot be reached by ssh: `ssh -o BatchMode=yes {self._host} true` "
@@ -144,7 +173,8 @@ class Relay:
     def _ask_to_end(self) -> None:
         if not self._begun:
             os._exit(128 + signal.SIGTERM)  # with the connection
-        self._send(b"end\n")
+        failed = os.path.exists(os.path.join(os.environ[MARKS], FAILED))
+        self._send(b"failed end\n" if failed else b"end\n")
 
     def _send(self, message: bytes) -> None:
         with suppress(OSError, ValueError):  # ssh has ended, or nothing leaves this host any more
@@ -154,7 +184,7 @@ class Relay:
 def set_marks(marks: dict[str, str]) -> None:
     """Makes the marks of this process those of the process for which it stands."""
     folder = os.environ[MARKS]
-    for name in set(os.listdir(folder)) - set(marks):
+    for name in set(os.listdir(folder)) - {*marks, FAILED}:
         os.unlink(os.path.join(folder, name))
     for name, text in marks.items():
         partial = os.path.join(folder, f".{name}")

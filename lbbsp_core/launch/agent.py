@@ -29,7 +29,7 @@ from lbbsp_core.launch.script import check_command
 from lbbsp_core.processes import _reaper, child
 from lbbsp_core.processes.child import Reaper, signal_group, spawn_python, wait_unreaped
 from lbbsp_core.resources.gpu import count_gpus
-from lbbsp_core.runtime.reliability.marks import folder_variable, mark_texts
+from lbbsp_core.runtime.reliability.marks import folder_variable, mark_texts, note_failed
 
 LOOK_SECONDS: Final = 0.1  # between two looks at the marks
 LEFTOVER_SECONDS: Final = 0.5  # for processes that a process leaves behind
@@ -42,6 +42,8 @@ _lock = threading.Lock()  # of the connection
 def main() -> None:
     """Runs the process that the first line of the input describes."""
     print(f"{HELLO}{__version__}", flush=True)
+    if not select.select([0], [], [], SILENCE_SECONDS)[0]:
+        return
     with open(0, "rb", buffering=0, closefd=False) as stream:
         line = stream.readline()  # and no byte more
     if not line:
@@ -142,12 +144,15 @@ class _Process:
         """
         asked = False
         while select.select([0], [], [], SILENCE_SECONDS)[0] and (given := os.read(0, 1 << 12)):
-            if b"end" in given.split():
+            words = given.split()
+            if b"failed" in words:
+                note_failed(self._marks)
+            if b"end" in words:
                 asked = True
                 with suppress(ProcessLookupError):
                     os.kill(self._child.pid, signal.SIGTERM)
-        if self._ended:
-            return
+        if self._ended:  # but for what the main thread still waits to tell
+            os._exit(0)
         until = time.monotonic() + (0.0 if asked else TERM_SECONDS)
         signal_group(self._child.pid, signal.SIGTERM)
         while wait_unreaped(self._child.pid, block=False) is None and time.monotonic() < until:

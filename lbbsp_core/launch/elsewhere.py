@@ -50,12 +50,12 @@ class Elsewhere:
         self, command: Sequence[str], environment: Mapping[str, str], rank: int, *, is_worker: bool
     ) -> list[str]:
         """Returns the arguments of Python that stand here for a process on the host of a worker."""
-        host = self.hosts.names[rank]
-        beside = [i for i, name in enumerate(self.hosts.names) if name == host]
+        places = self.hosts.addresses
+        beside = [i for i, place in enumerate(places) if place == places[rank]]
         names = [n for n in environment if FORWARDED.fullmatch(n) or n in self.names]
         description = {
             "version": __version__,
-            "host": host,
+            "host": self.hosts.names[rank],
             "python": sys.executable,
             "directory": os.getcwd(),
             "command": list(command),
@@ -64,7 +64,7 @@ class Elsewhere:
             "devices": self._devices(beside),
             "names": [name for name in names if name not in OF_A_HOST],
         }
-        return [_relay.__file__, json.dumps(description)]
+        return ["-I", "-S", "-X", "utf8", _relay.__file__, json.dumps(description)]
 
 
 def by_ssh(

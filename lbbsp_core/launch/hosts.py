@@ -11,19 +11,20 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from lbbsp_core.launch.output import notify
 from lbbsp_core.validate import require_integer
 
 FIRST_PORT: Final = 20_000
 LAST_PORT: Final = 65_535
 _RESOLVE_SECONDS: Final = 120.0
 _SAY_SECONDS: Final = 5.0
-_HOST: Final = re.compile(r"([\w.-]+@)?[\w.:\[\]%][\w.:\[\]%-]*")  # never an option of ssh
+_HOST: Final = re.compile(r"([\w.][\w.-]*@)?[\w.:%][\w.:%-]*")  # never an option of ssh
+_BRACKETS: Final = re.compile(r"\[(.*:.*)\]$")  # around an IPv6 address, which ssh does not take
 
 
 class Hosts(NamedTuple):
@@ -80,7 +81,8 @@ def find_hosts(
                 f"free ports; give hosts, or omit {option}"
             )
         return None
-    names = [n.strip() for n in (hosts.split(",") if isinstance(hosts, str) else hosts)]
+    given = hosts.split(",") if isinstance(hosts, str) else hosts
+    names = [_BRACKETS.sub(r"\1", name.strip()) for name in given]
     if workers is not None and workers != len(names):
         raise ValueError(
             f"workers must be the number of hosts = {len(names)}, got {workers}: omit it, and "
@@ -124,9 +126,9 @@ def _address(name: str, names: Sequence[str], framework: str) -> str:
 
 
 def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Returns a host as an address, with or without brackets; None if it is a name."""
+    """Returns a host as an address; None if it is a name."""
     with suppress(ValueError):
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        return ipaddress.ip_address(host)
     return None
 
 
@@ -148,18 +150,18 @@ def _reachable(host: str, hosts: Sequence[str], seconds: float) -> str:
     MXNet's processes tell each other their addresses. On Debian and Ubuntu the name of a machine
     is 127.0.1.1 on this machine itself.
     """
-    number, started, said = "", time.monotonic(), False
-    while not number:
+    started, said = time.monotonic(), False
+    while True:
         with suppress(OSError, UnicodeError):
             number = socket.gethostbyname(host)
+            break
         waited = time.monotonic() - started
-        if not number and waited > seconds:
+        if waited > seconds:
             raise ValueError(f"the host {host!r} has no IPv4 address here: correct it")
-        if not number and waited > _SAY_SECONDS and not said:
+        if waited > _SAY_SECONDS and not said:
             said = True
-            print(f"lbbsp launch: waiting until {host} has an address", file=sys.stderr, flush=True)
-        if not number:
-            time.sleep(1)
+            notify(f"waiting until {host} has an address")
+        time.sleep(1)
     if is_loopback(number) and len(set(hosts)) > 1:
         raise ValueError(
             f"the host {host!r} is {number} on {socket.gethostname()}, which other machines cannot "

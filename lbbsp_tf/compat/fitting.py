@@ -116,7 +116,8 @@ def _lines_without_display(
     Keras draws it into files, too, in which each step then adds a line, from each of the workers.
     """
     set_params(logger, params)
-    if logger.verbose == 1 and not (sys.stdout.isatty() or "ipykernel" in sys.modules):
+    is_terminal = getattr(sys.stdout, "isatty", lambda: False)  # a logger may lack it
+    if logger.verbose == 1 and not (is_terminal() or "ipykernel" in sys.modules):
         logger.verbose = 2
 
 

@@ -24,7 +24,7 @@ SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbi
 # A worker sleeps for 60 s if it is not ended: ending it takes less, on a busy machine too.
 pytestmark = pytest.mark.timeout(50)
 
-# As a login does, it greets, and starts from an environment of its own.
+# As a login does, it greets, and starts from a session and an environment of its own.
 SSH = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do
     case $1 in -o) shift 2 ;; *) shift ;; esac
@@ -35,10 +35,14 @@ case $host in
     bare) echo "env: python: No such file or directory" >&2; exit 127 ;;
     old) echo "lbbsp agent 0.0.1"; exec cat >&2 ;;
     moved) mv "$PWD" "$PWD.moved" ;;
+    busy) if mkdir "$0.was-busy" 2>/dev/null; then
+        echo "kex_exchange_identification: Connection closed by remote host" >&2; exit 255
+    fi ;;
+    curt) printf "Hi."; host=Hi. ;;
 esac
 shift
-echo "Welcome to $host."
-exec env -i --default-signal=HUP,INT,TERM HOME="$HOME" PATH=/usr/bin:/bin TEST=@TEST@ \\
+[ $host = Hi. ] || echo "Welcome to $host."
+exec setsid env -i --default-signal=HUP,INT,TERM HOME="$HOME" PATH=/usr/bin:/bin TEST=@TEST@ \\
     ON="$host" sh -c "$*"
 """
 
@@ -121,9 +125,16 @@ print("\\u2501")
 
 
 def test_a_worker_that_fails_ends_the_others(script, run, capfd):
-    start, _ = run
-    body = "print('here', rank)\nsys.exit(3) if rank else time.sleep(60)"
+    start, lines = run
+    body = """
+print('here', rank)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print(marks.job_has_failed())))
+if not rank: open('ready', 'w')
+while not os.path.exists('ready'): time.sleep(0.05)
+sys.exit(3) if rank else time.sleep(60)
+"""
     assert start(script(body)) == 3
+    assert lines[0][-1] == "True", "the record then says so"
     error = capfd.readouterr().err.splitlines()
     assert error[-2:] == [
         "[1 on b] here 1",
@@ -185,6 +196,18 @@ if os.environ["LBBSP_RESTART"] == "0":
 def test_a_host_that_differs_is_named_with_the_remedy(script, run, capfd, host, message):
     assert run[0](script("time.sleep(60)"), host) != 0
     assert message in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_a_host_may_refuse_a_connection_or_greet_without_a_line(script, run, monkeypatch):
+    """As its sshd does while many connect (MaxStartups). Only ASCII may be printed here."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    start, lines = run
+    assert start(script("os.write(1, b'\\xe2\\x94\\x81\\n')"), "busy,curt") == 0
+    assert lines[0][-3:] == [
+        "kex_exchange_identification: Connection closed by remote host", "Welcome to busy.",
+        "\u2501",
+    ]  # fmt: skip
+    assert lines[1] == ["Hi.", "\u2501"]
 
 
 def test_what_a_host_lacks_is_named(script, run, capfd, monkeypatch):
@@ -288,12 +311,14 @@ def cluster(tmp_path, monkeypatch):
     config = {
         "HostKey": tmp_path / "host", "AuthorizedKeysFile": tmp_path / "user.pub",
         "StrictModes": "no", "PidFile": "none", "UsePAM": "no",
+        "SetEnv": f"HOME={tmp_path}",  # what starts a shell of this user may print something
     }  # fmt: skip
     (tmp_path / "sshd").write_text("".join(f"{name} {value}\n" for name, value in config.items()))
     (tmp_path / "bin").mkdir()
     ssh = tmp_path / "bin" / "ssh"
-    options = f"-i {tmp_path / 'user'} -o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no"
-    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F none -q {options} "$@"\n')
+    options = f"-F none -i {tmp_path / 'user'} -o LogLevel=ERROR"
+    options += " -o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no"
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} {options} "$@"\n')
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -364,6 +389,17 @@ def test_a_host_that_fails_ends_the_job_on_all(cluster, tmp_path, fault):
     while left := [w for n in cluster for w in processes_in(n).values() if str(script) in w]:
         assert time.monotonic() < end, left
         time.sleep(0.1)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(200)
+def test_a_host_runs_more_workers_than_may_connect_at_once(cluster, tmp_path):
+    """By default, sshd refuses some from the eleventh on."""
+    (tmp_path / "train.py").write_text("print('hello')")
+    job = start_job([cluster[0]], "--hosts", ",".join([cluster[1]] * 24), tmp_path / "train.py")
+    output, _ = job.communicate(timeout=150)
+    assert job.returncode == 0, output
+    assert output.count("] hello\n") == 24
 
 
 @pytest.mark.campaign

@@ -376,8 +376,9 @@ path = os.path.join(os.environ['LBBSP_RUN_DIR'], 'run.jsonl')
 if rank == 0:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     record = open_record(path, run_header('none', workers=2, global_batch_size=2, versions={}))
+    open(path + '.opened', 'w')
     while True: time.sleep(0.1)
-while not os.path.exists(path): time.sleep(0.01)
+while not os.path.exists(path + '.opened'): time.sleep(0.01)
 """
 
 
@@ -386,7 +387,7 @@ while not os.path.exists(path): time.sleep(0.01)
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", {}, "failed"),
         ("sys.exit(3)", {}, "failed"),
-        ("time.sleep(60)", {"timeout": 8}, "interrupted"),
+        ("sys.exit(143)", {"grace": 0}, "interrupted"),
     ],
 )
 def test_the_record_says_whether_a_job_has_failed_or_was_ended(

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -95,6 +96,13 @@ def test_a_file_gets_a_line_for_each_epoch_and_no_bar(
         assert (first, second) == ("Epoch 1/2", "Epoch 2/2")
         assert line.startswith("4/4 - ")
         assert len(others) == 2, "the second epoch, and the evaluation"
+
+
+def test_the_output_may_be_any_object_with_write(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=print, flush=print))
+    logger = keras.callbacks.ProgbarLogger()
+    logger.set_params({"verbose": 1, "epochs": 1, "steps": 4})
+    assert logger.verbose == 2
 
 
 def test_a_metric_may_return_its_variable_under_a_strategy():

@@ -50,7 +50,9 @@ def test_keras_workers_meet_at_the_names_of_their_hosts():
 
 
 def test_addresses_of_ipv6_have_brackets():
-    _, configs = keras(["fd00::1", "[fd00::2]", "a"], port=7000)
+    """That of ssh has none."""
+    found, configs = keras(["fd00::1", "user@[fd00::2]", "a"], port=7000)
+    assert found.names == ("fd00::1", "user@fd00::2", "a")
     expected = ["[fd00::1]:7000", "[fd00::2]:7000", "a:7000"]
     assert configs[0]["cluster"]["worker"] == expected
 
@@ -86,6 +88,8 @@ def test_servers_go_to_the_hosts_in_turn(names):
     ("a,,b", {}, "must have a name between two commas, got 'a,,b'"),
     ("a:1,b", {}, "addresses without a port, which --port sets, got 'a:1'"),
     ("-oProxyCommand=x,b", {}, "must be names or addresses"),
+    ("-Fx@a,b", {}, "must be names or addresses"),
+    ("[a],b", {}, "must be names or addresses"),
     ("a b,c", {}, "must be names or addresses"),
     ("127.0.0.1,b", {}, "under which the workers reach each other, got '127.0.0.1'"),
     ("a,localhost", {}, "reach each other, got 'localhost'"),
@@ -125,18 +129,19 @@ def test_workers_of_one_machine_may_all_be_at_its_loopback(names):
 
 
 def test_a_host_gets_what_it_needs_of_the_environment(monkeypatch):
-    for name in ("NCCL_DEBUG", "MY_DATA", "MY_SECRET", "LBBSP_HOST", "PYTHONPATH"):
+    for name in ("NCCL_DEBUG", "MY_DATA", "MY_SECRET", "LBBSP_HOST", "LBBSP_POLICY",
+                 "PYTHONPATH"):  # fmt: skip
         monkeypatch.setenv(name, "1")
-    found = find_hosts("a,b,a", None, framework="tensorflow")
+    found = find_hosts("a,b,user@a", None, framework="tensorflow")
     job = job_spec("tensorflow", 3, emulated=False, run_dir=Path("here"), hosts=found)
     how = Elsewhere(found, ["0", "1+2", "none"], ["MY_DATA"])
-    relay, description = how.command(["train.py", "x"], job.workers[2], 2, is_worker=True)
+    *_, relay, description = how.command(["train.py", "x"], job.workers[2], 2, is_worker=True)
     assert Path(relay).name == "_relay.py"
     told = json.loads(description)
     assert {"TF_CONFIG", "LBBSP_RUN_DIR", "LBBSP_RESTART", "NCCL_DEBUG", "MY_DATA",
-            "PYTHONPATH"} <= set(told["names"])  # fmt: skip
+            "LBBSP_POLICY", "PYTHONPATH"} <= set(told["names"])  # fmt: skip
     assert not {"MY_SECRET", "LBBSP_HOST", "PATH", "HOME"} & set(told["names"])
-    assert (told["host"], told["command"], told["worker"]) == ("a", ["train.py", "x"], 2)
+    assert (told["host"], told["command"], told["worker"]) == ("user@a", ["train.py", "x"], 2)
     assert (told["directory"], told["python"]) == (os.getcwd(), sys.executable)
     assert (told["place"], told["devices"]) == ([1, 2], ["0", "none"]), "those of the same host"
     assert how.of([1]).devices == ["1+2"]
