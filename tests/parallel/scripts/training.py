@@ -29,7 +29,9 @@ OPTIONS = {
     "shapes": lambda rank: {
         "predictor": Telling(),
         "drivers": ("memory_percent", "runnable"),
-        "short_step_seconds": 0,  # plans by the curves, however short the steps are
+        # Plans by the curves, however short the steps are and whether the plans pay or not.
+        "short_step_seconds": 0,
+        "policy": lbbsp_core.LoadBalanced(min_gain=0),
         # Nobody's curve is like his peers'; the third is flat up to 24 samples.
         "cost": (
             lbbsp_core.Affine(0.002, 0.001),
