@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lbbsp_core import BusyTimer, Measurement, OutlierFilter
-from lbbsp_core.measure import OutlierFilterState
+from lbbsp_core.measure import OutlierFilterState, OverlapTimer
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0]
 
@@ -56,6 +56,27 @@ def test_collectives_inside_the_step_are_subtracted() -> None:
     assert timer.leave() == 16.625, "wall time includes collectives"
     clock.advance(0.5)
     assert timer.reach() == 0.5, "pauses do not carry over to the next step"
+
+
+def test_gradients_on_their_way_at_once_count_once() -> None:
+    clock = FakeClock()
+    timer = OverlapTimer(clock)
+    for expected in (6.0, 6.0):
+        timer.begin()
+        clock.advance(1)
+        timer.begin()
+        clock.advance(2)
+        timer.end()
+        clock.advance(1)
+        timer.end()
+        clock.advance(8)  # nothing is on its way
+        timer.begin()
+        clock.advance(2)
+        assert timer.reach() == expected
+        clock.advance(16)  # the worker waits
+        timer.end()
+        timer.leave()
+    assert timer.reach() == 0
 
 
 def test_start_discards_the_time_before() -> None:

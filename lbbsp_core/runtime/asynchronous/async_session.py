@@ -223,7 +223,7 @@ class AsyncSession:
     def end_step(self, samples: int) -> None:
         """Pushes the gradients of an iteration, and waits until this worker may proceed."""
         self.check_batch(samples)
-        busy_seconds, drivers = self._meter.reach()
+        busy_seconds, drivers, _ = self._meter.reach()
         slope, overhead, excluded = self._learn(samples, busy_seconds, drivers)
         times = round(busy_seconds * 1e9), slope, overhead
         report = (samples, *times, self._updates_seen, int(excluded))

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from lbbsp_core.cost import Affine, Cost, PiecewiseCost, Segment
 from lbbsp_core.resources import FACTORS
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Version of the messages, which workers compare before the first step."""
 
 LIMB: Final = 1 << 24
@@ -58,6 +58,9 @@ class StepMessage:
             hundredths, cut off above 167,772.
         retraced: Whether the sender's step was traced or compiled anew, so that it has run no batch
             size yet.
+        hidden_nanoseconds: Time in this step in which gradients of the sender were on their way
+            while it computed others. The least of all workers is that of the communication alone:
+            the others also wait then for the last worker.
         extra: Integers below 2^24 of the session's extensions.
     """
 
@@ -68,10 +71,11 @@ class StepMessage:
     excluded: bool = False
     drivers: Mapping[str, float] = field(default_factory=dict)
     retraced: bool = False
+    hidden_nanoseconds: int = 0
     extra: tuple[int, ...] = ()
 
 
-_DRIVERS = 8  # three integers of two limbs, the checksum, and the flags are before them
+_DRIVERS = 10  # four integers of two limbs, the checksum, and the flags are before them
 
 WIDTH = _DRIVERS + len(FACTORS)
 """Length of a message's row without `StepMessage.extra`."""
@@ -103,7 +107,12 @@ def unpack_float(halves: Sequence[int]) -> float:
 
 def encode(message: StepMessage) -> Row:
     """Packs a message into a row of shape ``(WIDTH + len(message.extra),)``."""
-    costs = message.picoseconds_per_sample, message.overhead_nanoseconds, message.busy_nanoseconds
+    times = (
+        message.picoseconds_per_sample,
+        message.overhead_nanoseconds,
+        message.busy_nanoseconds,
+        message.hidden_nanoseconds,
+    )
     flags = _EXCLUDED * message.excluded + _RETRACED * message.retraced
     drivers = [  # one more than hundredths, 0 if absent
         min(1 + round(message.drivers[name] * _HUNDREDTHS), LIMB - 1)
@@ -111,14 +120,14 @@ def encode(message: StepMessage) -> Row:
         else 0
         for name in FACTORS
     ]
-    return np.array([*_limbs(costs), message.checksum, flags, *drivers, *message.extra], np.float32)
+    return np.array([*_limbs(times), message.checksum, flags, *drivers, *message.extra], np.float32)
 
 
 def decode(row: Iterable[float]) -> StepMessage:
     """Unpacks a row; the inverse of `encode`."""
     limbs = [int(limb) for limb in row]
-    *costs, plan, flags = limbs[:_DRIVERS]
-    slope, overhead, busy = unpack(costs)
+    *times, plan, flags = limbs[:_DRIVERS]
+    slope, overhead, busy, hidden = unpack(times)
     return StepMessage(
         slope,
         overhead,
@@ -131,6 +140,7 @@ def decode(row: Iterable[float]) -> StepMessage:
             for name, limb in zip(FACTORS, limbs[_DRIVERS:WIDTH], strict=True)
             if limb
         },
+        hidden_nanoseconds=hidden,
         extra=tuple(limbs[WIDTH:]),
     )
 

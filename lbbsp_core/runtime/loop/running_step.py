@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from lbbsp_core.cost import Cost
-from lbbsp_core.measure import BusyTimer
+from lbbsp_core.measure import BusyTimer, OverlapTimer
 from lbbsp_core.policy import FirstUses, Observation
 from lbbsp_core.resources import ResourceSampler
 from lbbsp_core.runtime.exchange.protocol import StepMessage
@@ -27,10 +27,12 @@ class Reading(NamedTuple):
     Args:
         busy_seconds: Busy seconds since the worker left the last barrier.
         drivers: Driving factors sampled then, the exogenous inputs of the *next* step's forecast.
+        hidden_seconds: Part of the busy time in which gradients were on their way.
     """
 
     busy_seconds: float
     drivers: tuple[float, ...]
+    hidden_seconds: float = 0.0
 
 
 class Left(NamedTuple):
@@ -48,7 +50,8 @@ class Left(NamedTuple):
 class StepMeter:
     """Times the steps of one worker, samples its resources, and marks steps to exclude.
 
-    It also notes in `activity` whether the worker computes or waits.
+    It also notes in `activity` whether the worker computes or waits. `overlap` times gradients that
+    are sent before the last one is computed.
 
     No predictor learns from an *excluded* step: the first one of a fit or an epoch, and one that
     follows an evaluation, a save or a (re)trace (rule 4).
@@ -57,6 +60,7 @@ class StepMeter:
     def __init__(self, activity: CurrentActivity | None = None) -> None:
         self._activity = activity or CurrentActivity()
         self._timer = BusyTimer()
+        self.overlap = OverlapTimer()
         self._sampler: ResourceSampler | None = None
         self._excluded, self._retraced = True, False
         self._lock = threading.Lock()
@@ -80,6 +84,7 @@ class StepMeter:
         """Stops sampling; forgets waits that a failed step did not end."""
         with self._lock:
             self._waits = 0
+        self.overlap.leave()
         if self._sampler is not None:
             self._sampler.close()
             self._sampler = None
@@ -132,11 +137,14 @@ class StepMeter:
     def reach(self) -> Reading:
         """Returns the measurement of the step; call it on reaching the barrier."""
         busy_seconds = self._timer.reach()
-        return Reading(busy_seconds, self._sampler.sample() if self._sampler else ())
+        hidden_seconds = self.overlap.reach()
+        drivers = self._sampler.sample() if self._sampler else ()
+        return Reading(busy_seconds, drivers, hidden_seconds)
 
     def leave(self, step: int | None = None) -> Left:
         """Starts the next step, number `step`, to which what follows belongs."""
         self._activity.enter(Activity.COMPUTING, step)
+        self.overlap.leave()
         return Left(self._timer.leave(), time.time())
 
 
@@ -233,6 +241,7 @@ class RunningStep(NamedTuple):
             busy_seconds=busy,
             predicted_seconds=tuple(map(self.predicted, range(len(work)))),
             wall_seconds=self.wall_seconds,
+            hidden_seconds=min(message.hidden_nanoseconds for message in self.messages) / 1e9,
             excluded=tuple(  # also where seconds are corrected: they are no speeds
                 rank
                 for rank, message in enumerate(self.messages)

@@ -269,12 +269,14 @@ class WorkerSession:
             all-reduce: each worker contributes its row to a ``(workers, width)`` array of zeros.
         """
         marks = marks or Marks.take(self)
-        busy_seconds, drivers = self.meter.reach()
+        busy_seconds, drivers, hidden_seconds = self.meter.reach()
         self.activity.enter(Activity.WAITING, self._balancer.step)
         self.busy_seconds += 0.0 if marks.excluded else busy_seconds
         message = self._balancer.report(busy_seconds, excluded=marks.excluded, drivers=drivers)
         named = dict(zip(self.meter.names, drivers, strict=True))
-        return encode(replace(message, retraced=marks.retraced, extra=marks.extra, drivers=named))
+        hidden = round(hidden_seconds * 1e9)
+        told = replace(message, retraced=marks.retraced, hidden_nanoseconds=hidden, drivers=named)
+        return encode(replace(told, extra=marks.extra))
 
     def after_allreduce(self, rows: Iterable[Iterable[float]], left: Left | None = None) -> None:
         """Decides the plan of step + lag from the messages of all workers.

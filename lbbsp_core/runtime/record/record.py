@@ -33,8 +33,7 @@ PREEMPTED: Final = "preempted"
 _MOST_WORKERS: Final = 1_000_000
 """A file that claims more is damaged; views have a row for each worker."""
 
-_LARGEST: Final = 1e15
-"""Sums of smaller numbers are exact, or do not overflow."""
+_LARGEST: Final = 1e15  # sums of smaller numbers are exact, or do not overflow
 
 _UNITS: Final = (1, 1, 1, 1, 10**9, 10**6, 1, 1)
 """Integers for 1 in each field of a `PushLine`: nanoseconds and microseconds for seconds."""
@@ -91,6 +90,7 @@ class StepLine:
         busy_seconds: Busy time of each worker; 0 where it could not be measured.
         predicted_seconds: Time that each worker was predicted to take; None without a prediction.
         wall_seconds: Time from barrier to barrier, as rank 0 measures it.
+        hidden_seconds: Time in which gradients were on their way while all workers computed.
         even_seconds: Estimate of the slowest worker's busy time with even batches, see
             `lbbsp_core.runtime.record.figures.EvenBatches`; None if not estimated.
         excluded: Ranks whose measurement was excluded from learning.
@@ -109,6 +109,7 @@ class StepLine:
     busy_seconds: tuple[float, ...]
     predicted_seconds: tuple[float | None, ...]
     wall_seconds: float
+    hidden_seconds: float = 0.0
     even_seconds: float | None = None
     excluded: tuple[int, ...]
     short: bool = False
@@ -388,7 +389,7 @@ def parse_line(values: object, where: str, workers: int | None = None) -> Line:
                 f"{where}: {name} must have a value for each worker, got {len(given)} values: "
                 "remove the line, or record the run again"
             )
-    for name in ("step", "wall_seconds", "even_seconds", "time"):
+    for name in ("step", "wall_seconds", "hidden_seconds", "even_seconds", "time"):
         numbers[name] = (getattr(line, name),)
     for name, given in numbers.items():
         for value in given:

@@ -42,6 +42,7 @@ messages = st.builds(
         st.integers(0, 16_000_000).map(lambda hundredths: hundredths / 100),
     ),
     retraced=st.booleans(),
+    hidden_nanoseconds=integers,
     extra=st.tuples(st.integers(0, 2**24 - 1), st.integers(0, 2**24 - 1)),
 )
 

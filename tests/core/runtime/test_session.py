@@ -385,6 +385,18 @@ def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatc
     ]
 
 
+def test_the_record_has_the_communication_that_all_workers_have_hidden(tmp_path, monkeypatch):
+    def worker(session, collectives):
+        session.start({})
+        for hidden in (0.5, 0.25):
+            measured = partial(float, hidden + session.rank)
+            monkeypatch.setattr(session.meter.overlap, "reach", measured)
+            step(session, collectives)
+
+    run(worker, options=lambda rank: SessionOptions(record=tmp_path))
+    assert [line.hidden_seconds for line in read_run(tmp_path).steps] == [0.5, 0.25]
+
+
 def tick(monkeypatch, seconds):
     """Lets each reading of a clock of busy time be `seconds` later than the last one."""
 
