@@ -21,6 +21,7 @@ from lbbsp_tf.data.feed import TrainingInput
 from lbbsp_tf.exactness.proof import SAMPLES, Refusal, prove
 from lbbsp_tf.exactness.verification import largest_error, uneven_sizes
 from lbbsp_tf.exchange.collectives import ReplicaSessions
+from lbbsp_tf.step.buckets import measured_bytes
 from lbbsp_tf.step.step import BalancedStep
 from lbbsp_tf.step.train_step import WAYS, TrainStep, Weighting
 
@@ -71,7 +72,8 @@ class Training:
         self.input.begin_fit()
         self.sessions.close()  # a failed fit does not close its session
         spec = self.input.pipeline.batches.element_spec
-        self.sessions.start({"shapes and types of the data": str(spec), **facts})
+        packs = {"bytes_per_pack of CommunicationOptions": compat.bytes_per_pack(self.strategy)}
+        self.sessions.start({"shapes and types of the data": str(spec), **packs, **facts})
         self.input.compare_samples()
 
     def begin_first_epoch(self, epoch: int, *, resumes: bool = False) -> None:
@@ -93,6 +95,7 @@ class Training:
             train_step = replace(train_step, function=of_all)
         weighting = Weighting.chosen(self._weight_by) or self._prove(train_step)
         self._known_traces: int | None = None
+        hosts = [peer.identity.host for peer in self._leader.peers]
         self._step = BalancedStep(
             train_step,
             self.sessions,
@@ -100,6 +103,7 @@ class Training:
             weighting,
             self._share_of_sample,
             compat.shared_global_seed(self.strategy),
+            measured_bytes(self.strategy, self._leader.collectives, hosts),
         )
         if self._verify:
             self._compare_with_one_process()

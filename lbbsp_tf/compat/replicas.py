@@ -37,6 +37,11 @@ def one_replica_view() -> AbstractContextManager[None]:
     return _viewed(True)
 
 
+def bytes_per_pack(strategy: StrategyBase) -> int:
+    """Returns `bytes_per_pack` of the strategy's CommunicationOptions; 0 if it is not set."""
+    return getattr(getattr(strategy.extended, "_communication_options", None), "bytes_per_pack", 0)
+
+
 def mean_over_replicas(logs: Nest, share: tf.Tensor) -> Nest:
     """Averages the fractional scalars in a nest over all replicas; other values are kept.
 

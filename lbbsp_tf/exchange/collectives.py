@@ -45,19 +45,21 @@ class MirroredCollectives:
             return [[] for _ in range(self.workers)]  # TensorFlow crashes in a sum of nothing
         slots = np.zeros((self.workers, 2 * len(values)), np.float32)
         slots[self.rank : self.rank + self._local] = pack(values)
-        with current_activity().during(Activity.MEETING), compat.explained_by_variables():
-            rows = compat.local(self._strategy, self._sum(tf.constant(slots)))
-        return [unpack(row) for row in rows.numpy()]
+        with compat.explained_by_variables():
+            return [unpack(row) for row in self.sum(slots)]
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
         """Returns the array of the first process, bit by bit; all pass arrays of the same type."""
         data = array.tobytes()
         halves = np.frombuffer(data + b"\0" * (len(data) % 2), np.uint16)
         slots = (halves if self.rank == 0 else np.zeros_like(halves)).astype(np.float32)
-        with current_activity().during(Activity.MEETING):
-            total = compat.local(self._strategy, self._sum(tf.constant(slots[None])))
-        received = total.numpy().astype(np.uint16).tobytes()[: len(data)]
+        received = self.sum(slots[None]).astype(np.uint16).tobytes()[: len(data)]
         return np.frombuffer(received, array.dtype).reshape(array.shape)
+
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        """Sums a matrix of float32 over the processes."""
+        with current_activity().during(Activity.MEETING):
+            return compat.local(self._strategy, self._sum(tf.constant(array))).numpy()
 
     def _sum_over_workers(self, slots: tf.Tensor) -> tf.Tensor:
         def replica(slots: tf.Tensor) -> tf.Tensor:

@@ -22,6 +22,7 @@ from lbbsp_tf.compat import Apply, Gradient, Gradients, Method, Nest, replaced
 from lbbsp_tf.compat.metrics import whole_batches
 from lbbsp_tf.compat.random import noise_of_replica
 from lbbsp_tf.rows import count_rows, first_leaf
+from lbbsp_tf.step.buckets import in_buckets
 from lbbsp_tf.step.train_step import TrainStep, Weighting
 
 _NO_GRADIENT = (
@@ -42,6 +43,7 @@ class BalancedStep:
     weighting: Weighting
     share_of_sample: tf.Variable  # 1 / X_k, set before the step runs
     share_seed: Callable[[], None]  # see `compat.shared_global_seed`
+    bucket_bytes: int = 0  # see `in_buckets`
     traces: int = 0
 
     def __call__(self, placeholder: Nest = None) -> Nest:
@@ -53,7 +55,8 @@ class BalancedStep:
         self.share_seed()
         data = self.next_batches[number]()
         share = tf.cast(count_rows(first_leaf(data)), tf.float64) * self.share_of_sample
-        step = ReplicaStep(self.sessions[number], self.weighting, share)
+        session = self.sessions[number]
+        step = ReplicaStep(session, self.weighting, share, None, self.bucket_bytes)
         results = step.run(self.train_step.function, data)
         if not step.applied:
             raise ValueError(
@@ -84,6 +87,7 @@ class ReplicaStep:
     _weighting: Weighting
     _share: tf.Tensor  # of the replica's batch in the samples of all replicas, a scalar of float64
     _keep: Callable[[Gradients], None] | None = None  # takes the sums, in a step without exchange
+    _bucket_bytes: int = 0  # see `in_buckets`
     applied: int = 0  # calls of `apply` and `sum_gradients`
     _logged: int = 0  # scalars
     _targets: int = 0  # of gradients
@@ -161,15 +165,28 @@ class ReplicaStep:
 
     def _with_exchange(self, grads: Gradients) -> Gradients:
         self._has_exchanged = True
-        session = self._session
+        session, overlap = self._session, self._session.meter.overlap
+        # Executed eagerly, the backward pass is over, and sums would count as busy time.
+        size = 0 if tf.executing_eagerly() else self._bucket_bytes
+        *buckets, last = in_buckets(grads, size)
+        sums: dict[int, Gradient] = {}
+        arrived: list[tf.Tensor] = []
+        for bucket in buckets:
+            computed = [grads[place] for place in bucket]
+            begun = _call(overlap.begin, after=computed)
+            found = _all_reduce(computed)
+            arrived.append(_call(overlap.end, after=[*found, begun]))
+            sums.update(zip(bucket, found, strict=True))
         row = _call(session.before_allreduce, after=grads, returns=tf.float32)
         row.set_shape((session.width,))
         # Zeros with this worker's message in its row, shape (workers, width).
         slots = tf.one_hot(session.rank, session.workers)[:, None] * row[None, :]
-        # No gradient may be sent before the clock is read, not even a sparse one, which is summed
-        # by a separate all-reduce.
-        *grads, rows = _all_reduce([*_after(row, grads), slots])
-        return _after(_call(session.after_allreduce, rows, after=[*grads, rows]), grads)
+        # The last bucket is not sent before the clock is read, not even a sparse gradient in it,
+        # which is summed by a separate all-reduce.
+        *found, rows = _all_reduce([*_after(row, [grads[place] for place in last]), slots])
+        sums.update(zip(last, found, strict=True))
+        grads = [sums[place] for place in range(len(grads))]
+        return _after(_call(session.after_allreduce, rows, after=[*grads, *arrived, rows]), grads)
 
     def _collective(self, tensors: Gradients, run: Method | None = None) -> Gradients:
         """Sums tensors over workers, or runs another collective; the wait is not busy time."""

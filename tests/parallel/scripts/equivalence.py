@@ -1,4 +1,7 @@
-"""Trains every case on uneven, changing batches, then in one process on whole batches."""
+"""Trains every case on uneven, changing batches, then in one process on whole batches.
+
+A case ``NAME/BYTES`` sends its gradients in packs of so many bytes.
+"""
 
 import sys
 
@@ -6,8 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 from comparison import SAMPLES, Trained, compare
+from report import result
 
 from lbbsp_core import EpochBalanced, LeaderStraggler, LoadBalanced, ProportionalControl
+from lbbsp_tf.compat import replaced
+from lbbsp_tf.step import step
+from lbbsp_tf.step.buckets import in_buckets
 
 L = keras.layers
 rng = np.random.default_rng(0)
@@ -129,7 +136,25 @@ POLICIES = {
 
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
+options = strategy.extended._communication_options  # those that a script passes to the strategy
+
+
+def train(name):
+    case, _, size = name.partition("/")
+    policy = POLICIES.get(case)
+    mapped = (lambda x: 2.0 * x) if case == "map" else (lambda x: x)
+    buckets = []
+
+    def counted(gradients, size):
+        buckets.append(in_buckets(gradients, size))
+        return buckets[-1]
+
+    size = int(size) if size else options.bytes_per_pack
+    with replaced(options, "bytes_per_pack", size), replaced(step, "in_buckets", counted):
+        slow = 0.02 if policy else 0.0
+        compare(name, strategy, CASES[case], policy, mapped=mapped, slow=slow)
+    result(f"{name}/buckets", max(map(len, buckets)))
+
+
 for name in sys.argv[1:] or CASES:
-    policy = POLICIES.get(name)
-    mapped = (lambda x: 2.0 * x) if name == "map" else (lambda x: x)
-    compare(name, strategy, CASES[name], policy, mapped=mapped, slow=0.02 if policy else 0.0)
+    train(name)
