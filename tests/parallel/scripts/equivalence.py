@@ -122,6 +122,10 @@ CASES = {
     "synchronized_batch_norm": Trained(
         classifier(convolution, sgd), IMAGES, LABELS, balancer=MEAN
     ),
+    "custom_loop": Trained(
+        classifier(lambda distributed: dense(OwnStep), sgd), FEATURES, LABELS, balancer=MEAN,
+        by_loop=True
+    ),
     "load_balanced": case(dense, sgd),
     "epoch_balanced": case(dense, sgd),
     "proportional_control": case(dense, sgd),
