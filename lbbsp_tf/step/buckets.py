@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from lbbsp_core.resources.cgroup import cpu_quotas
 from lbbsp_core.resources.host import Host
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_tf import compat
@@ -56,7 +57,7 @@ class Transfer(NamedTuple):
         empty: Nanoseconds of one without content.
         full: Nanoseconds of one of `FULL` bytes.
         processor: Nanoseconds of work in it by this worker's processors.
-        cores: Number of processors that this worker may use.
+        cores: Thousandths of processors that this worker may use.
     """
 
     empty: int
@@ -74,7 +75,7 @@ def choose_bytes(transfers: Sequence[Transfer], hosts: Sequence[str]) -> int:
     """
     for each in set(hosts):
         here = [t for t, host in zip(transfers, hosts, strict=True) if host == each]
-        available = max(t.full * t.cores for t in here)
+        available = max(t.full * t.cores for t in here) / 1000
         if sum(t.processor for t in here) > _BUSY * available:
             return 0
     empty = max(t.empty for t in transfers)
@@ -96,7 +97,9 @@ def measured_bytes(
     # The fastest trial was disturbed least.
     empty, _ = min(_all_reduce(collectives, 0) for _ in range(_TRIALS))
     full = min(_all_reduce(collectives, FULL) for _ in range(_TRIALS))
-    told = collectives.all_gather([empty, *full, len(Host().cores)])
+    host = Host()
+    cores = min([len(host.cores), *cpu_quotas(host)])
+    told = collectives.all_gather([empty, *full, round(1000 * cores)])
     return choose_bytes([Transfer(*row) for row in told], hosts)
 
 

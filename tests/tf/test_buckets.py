@@ -10,8 +10,8 @@ from lbbsp_tf.exchange.collectives import LocalReplicas
 from lbbsp_tf.step.buckets import Transfer, choose_bytes, in_buckets, measured_bytes
 
 MS = 10**6  # nanoseconds
-SLOW = Transfer(empty=MS, full=43 * MS, processor=7 * MS, cores=2)  # 200 Mbit/s
-NEAR = Transfer(empty=MS, full=6 * MS, processor=5 * MS, cores=2)  # two processes of one machine
+SLOW = Transfer(empty=MS, full=43 * MS, processor=7 * MS, cores=2000)  # 200 Mbit/s
+NEAR = Transfer(empty=MS, full=6 * MS, processor=5 * MS, cores=2000)  # two processes of one machine
 
 
 def gradients(sizes):
@@ -56,9 +56,10 @@ def test_buckets_of_some_gradients(sizes, least, expected):
         ([SLOW, SLOW], "aa", 10 * 2**20 // 42),  # 14 ms of work in 86 ms of two processors
         ([NEAR, NEAR], "aa", 0),  # 10 ms in 12 ms
         ([NEAR, NEAR], "ab", 2 * 2**20),  # 5 ms in 12 ms
+        ([NEAR, NEAR._replace(cores=500)], "ab", 0),  # 5 ms in 3 ms of half a processor
         ([SLOW] * 6 + [NEAR] * 2, "abcdefgg", 0),
         ([SLOW, SLOW._replace(empty=3 * MS)], "ab", 30 * 2**20 // 40),
-        ([Transfer(MS, MS, 0, 1)], "a", 10 * MS * 2**20),  # nothing to measure
+        ([Transfer(MS, MS, 0, 1000)], "a", 10 * MS * 2**20),  # nothing to measure
     ],
 )
 def test_buckets_pay_where_processors_are_idle_meanwhile(transfers, hosts, expected):
