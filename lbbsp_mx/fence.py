@@ -46,13 +46,17 @@ class Fence:
 
 
 def _first_elements(arrays: Sequence[Array]) -> mx.nd.CachedOp:
-    """Creates an operator that sums the first elements of arrays like these."""
+    """Creates an operator that stacks the first elements of arrays like these.
+
+    It takes none of the memory that operators share, as a sum would: MXNet would let all others
+    that need some wait until these arrays are computed.
+    """
     firsts = [
         mx.sym.slice(mx.sym.var(f"array{i}"), begin=(0,) * array.ndim, end=(1,) * array.ndim)
         for i, array in enumerate(arrays)
     ]
-    total = mx.sym.add_n(*[mx.sym.reshape(first, shape=(1,)) for first in firsts])
-    return mx.nd.CachedOp(total, [("static_alloc", True), ("static_shape", True)])
+    elements = mx.sym.stack(*[mx.sym.reshape(first, shape=(1,)) for first in firsts])
+    return mx.nd.CachedOp(elements, [("static_alloc", True), ("static_shape", True)])
 
 
 def arrays_in(values: Any) -> Iterator[Array]:

@@ -39,11 +39,6 @@ class Gradients:
         self.arrays: dict[int, Arrays] = {i: params[i].list_grad() for i in learning(params)}
         self.keys: dict[int, Hashable] = {i: i for i in self.arrays}
 
-    def dense(self) -> Arrays:
-        """Returns the arrays that a fence can wait for."""
-        arrays = (each for group in self.arrays.values() for each in group)
-        return [each for each in arrays if each.stype == "default"]
-
     def sum_over(self, store: TrainerStore) -> None:
         """Queues the sums over devices and workers."""
         for number, arrays in self.arrays.items():

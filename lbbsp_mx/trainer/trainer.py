@@ -15,7 +15,6 @@ from lbbsp_core.runtime.options.options import Options, SessionOptions
 from lbbsp_core.validate import require_flag, require_integer
 from lbbsp_mx import cluster
 from lbbsp_mx.data.sampler import Draws
-from lbbsp_mx.fence import Fence
 from lbbsp_mx.parameters import (
     Parameters,
     as_created,
@@ -32,6 +31,7 @@ from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.kvstore import SharedStore
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.trainer.control import TrainingControl
+from lbbsp_mx.trainer.overlap import PartFences
 from lbbsp_mx.trainer.session import (
     Store,
     check_options,
@@ -201,7 +201,7 @@ class Trainer(TrainingControl, StoreTrainer):
         own_store = (compression_params, update_on_kvstore)
         check_options(alone, *own_store, global_batch_size, needing)
         self._stages: list[GradientStage] = []
-        self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
+        self._fences = PartFences()
         stores = (gluon_store(kvstore), *own_store)
         super().__init__(as_created(params), optimizer, optimizer_params, *stores)
         self.kvstore = store_of(kvstore, alone) if beside is None else beside.kvstore
@@ -238,6 +238,8 @@ class Trainer(TrainingControl, StoreTrainer):
     def _join_workers(self) -> None:
         """Compares this trainer with those of the other workers, and sends the parameters."""
         SampleWeights.of_process()
+        if not self._steps.is_beside:
+            self._fences.timer = self._session.meter.overlap
         keep_whole(self._params)
         self._init_kvstore()
         # before the first sum of arrays of these shapes
@@ -380,13 +382,12 @@ class Trainer(TrainingControl, StoreTrainer):
         gradients = self._gradients = Gradients(self._params, self._steps.now, self._steps.weight)
         for stage in self._stages:
             stage.before_sums(gradients)
-        measured = gradients.dense() if self._global_batch_size else []
-        computed = self._computed.record(measured)
+        computed = self._fences.computed(gradients.arrays if self._global_batch_size else {})
         if self._store.workers == 1:
             super()._allreduce_grads()
         else:
             gradients.sum_over(self._store)
-        self._waits = computed, self._summed.record(measured)
+        self._waits = computed, self._fences.summed()
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         for stage in self._stages:
