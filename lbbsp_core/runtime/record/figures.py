@@ -57,7 +57,7 @@ class Figures(NamedTuple):
 
     @property
     def communication(self) -> float:
-        """Share of the communication that is not hidden, between the slowest worker and the end."""
+        """Share in which communication is not hidden: from the slowest worker's arrival on."""
         return self.waiting_and_communication - self.waiting
 
     @property
@@ -149,11 +149,11 @@ def figures_of(lines: Iterable[StepLine]) -> Figures | None:
     Example:
         >>> line = StepLine(step=0, sizes=(4, 8), busy_seconds=(1.0, 0.5), wall_seconds=1.25,
         ...                 predicted_seconds=(None, None), excluded=(), even_seconds=1.5,
-        ...                 hidden_seconds=0.75)
+        ...                 hidden_seconds=0.25)
         >>> figures_of([line])
-        Figures(waiting=0.2, waiting_and_communication=0.4, speedup=1.4, hidden_communication=0.6)
+        Figures(waiting=0.2, waiting_and_communication=0.4, speedup=1.4, hidden_communication=0.2)
         >>> figures_of([line]).hidden_part
-        0.75
+        0.5
     """
     return reduce(Sums.plus, lines, Sums()).figures
 
