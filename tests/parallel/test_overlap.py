@@ -1,5 +1,7 @@
 """Communication hides behind the backward pass: gradients are sent before the last is computed."""
 
+from surfaces import check_surfaces
+
 RESTS = 0.1  # seconds of the backward pass, below the top layer; see the script
 
 
@@ -11,3 +13,4 @@ def test_gradients_of_the_top_travel_while_those_below_are_computed(clusters, tm
     assert least > 0, "the sums of the top layer have travelled before the clock was read"
     assert usual < RESTS / 2, "and had arrived before"
     assert results[f"{tmp_path}/{1 << 40}"] == [0, 0]
+    check_surfaces(tmp_path / "1")  # with hidden communication
