@@ -17,6 +17,7 @@ from lbbsp_core.demo import comparison
 from lbbsp_core.demo.comparison import FinishedRun, Plan, Training
 from lbbsp_core.report.live import LiveRun
 from lbbsp_core.report.summary import Summary
+from lbbsp_core.runtime.record.figures import NOTICEABLE
 from lbbsp_core.validate import require_integer, require_known
 
 _EXPLANATION = (
@@ -118,10 +119,12 @@ def _table(figures: Summary) -> Table:
     table.add_column("plain BSP", justify="right")
     table.add_column("LB-BSP", justify="right")
     table.add_row("step", *(f"{1e3 * run['step_seconds']:.0f} ms" for run in (bsp, lbbsp)))
+    hides = max(bsp["hidden_communication"], lbbsp["hidden_communication"]) >= NOTICEABLE
     for name, form in (
         ("throughput", "{samples_per_second:.0f} samples/s"),
         ("waiting for other workers", "{waiting:.1%}"),
         ("waiting and communication", "{waiting_and_communication:.1%}"),
+        *[("hidden communication", "{hidden_communication:.1%}")] * hides,
         ("held-out accuracy", "{accuracy:.2%}"),
     ):
         table.add_row(name, form.format_map(bsp), form.format_map(lbbsp))

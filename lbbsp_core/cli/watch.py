@@ -239,10 +239,12 @@ def _figures(view: View) -> Iterator[str]:
     windows = ("All steps so far", view.so_far), (f"The last {RECENT} regular steps", view.recent)
     for window, figures in windows:
         if figures is not None:
+            hidden = f"hidden communication {percent(figures.hidden_communication, 1)}, "
             yield (
                 f"{window}: waiting for other workers {percent(figures.waiting, 1)}, waiting and "
-                f"communication {percent(figures.waiting_and_communication, 1)}, estimated "
-                f"speed-up over even batches {figures.speedup:.2f}."
+                f"communication {percent(figures.waiting_and_communication, 1)}, "
+                f"{hidden * figures.hides}estimated speed-up over even batches "
+                f"{figures.speedup:.2f}."
             )
 
 

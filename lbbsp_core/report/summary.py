@@ -3,7 +3,7 @@ r"""Summary of a run: time of a step, its figures, and the distance from the ide
 All of it is over the *measured* steps of the run (`StepTable.is_measured`): the regular ones, in
 which all workers were measured. The *ideal* step is the one of a plan with perfect foresight: the
 smallest possible slowest busy time for the global batch X, at each worker's cost per sample in the
-same run, plus the communication of that run.
+same run, plus the communication of that run that is not hidden.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class RunSummary:
         samples_per_second: Throughput of all workers together: samples / time of all steps.
         busy_seconds: Median busy time of each worker.
         figures: Shares of waiting, and the estimated speed-up over even batches.
-        communication_seconds: Median time from the last arrival at the barrier to the release.
+        communication_seconds: Median time from the last arrival at the barrier to the release:
+            communication that is not hidden.
         ideal_busy_seconds: Smallest possible slowest busy time, see `ideal_busy_seconds`.
     """
 
@@ -108,6 +109,7 @@ class Comparison:
                     "busy_seconds": list(run.busy_seconds),
                     "waiting": run.figures.waiting,
                     "waiting_and_communication": run.figures.waiting_and_communication,
+                    "hidden_communication": run.figures.hidden_communication,
                     "estimated_speedup": run.figures.speedup,
                     "accuracy": outcome.accuracy,
                     "samples_per_second": run.samples_per_second,

@@ -21,7 +21,8 @@ class RecordedRun(NamedTuple):
 
     Args:
         cluster: Workers with the speeds that they had in each step.
-        communication_seconds: Median time of a step beyond that of its slowest worker.
+        communication_seconds: Median time of a step beyond that of its slowest worker: what is not
+            hidden.
         step_seconds: Median wall time of the replayed steps.
     """
 

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from statistics import median
 
 import pytest
+from surfaces import check_surfaces
 
 # The backward passes of the scripts rest below the top layer, for so many seconds.
 KERAS_RESTS, MXNET_RESTS = 0.1, 0.2
@@ -17,10 +18,11 @@ def test_gradients_of_the_top_travel_while_those_below_are_computed(clusters, tm
     assert min(hidden) > 0, "the sums of the top layer have travelled before the clock was read"
     assert median(hidden) < KERAS_RESTS / 2, "and had arrived before"
     assert set(results[f"{tmp_path}/{1 << 40}"]) == {0}
+    check_surfaces(tmp_path / "1")  # with hidden communication
 
 
 @pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'")
-def test_the_overlap_of_mxnet_is_measured(clusters, tmp_path):
+def test_sums_of_the_top_arrive_while_those_below_are_computed(clusters, tmp_path):
     job = clusters.run("mx_overlap", str(tmp_path), workers=2, servers=1, framework="mxnet")
     assert job.status == 0
     hidden = job.results(0)[f"{tmp_path}/512"]

@@ -159,12 +159,14 @@ def short_steps(report: RunReport) -> Iterator[Advice]:
 
 def much_communication(report: RunReport) -> Iterator[Advice]:
     """Reports runs whose time is mostly communication."""
-    if report.communication >= COMMUNICATION and len(report.workers) > 1:
+    figures = report.figures
+    if figures.communication >= COMMUNICATION and len(report.workers) > 1:
+        hidden = f"; another {percent(figures.hidden_communication)} is hidden behind computing"
         yield Advice(
             "communication",
-            f"Communication takes {percent(report.communication)} of a step, which balancing "
-            "cannot shorten. Raise the global batch size, send less (mixed precision, a smaller "
-            "model), or use a faster network.",
+            f"Communication takes {percent(figures.communication)} of a step, which balancing "
+            f"cannot shorten{hidden * figures.hides}. Raise the global batch size, send less "
+            "(mixed precision, a smaller model), or use a faster network.",
         )
 
 

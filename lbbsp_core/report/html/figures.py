@@ -92,11 +92,6 @@ class RunReport:
         return self.figures.waiting
 
     @property
-    def communication(self) -> float:
-        """Share of the time from the last arrival at the barrier to the next step."""
-        return self.figures.waiting_and_communication - self.figures.waiting
-
-    @property
     def total_seconds(self) -> float:
         """Time of all steps of the table."""
         return float(self.table.wall.sum())

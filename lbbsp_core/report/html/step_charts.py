@@ -81,11 +81,15 @@ def _shares(report: RunReport) -> Chart:
     parts = (
         ("busy", [worker.busy_share for worker in report.workers], charts.BUSY),
         ("waiting for other workers", [w.waiting for w in report.workers], charts.WAITING),
-        ("communication", [report.communication] * len(names), charts.COMMUNICATION),
+        ("communication", [report.figures.communication] * len(names), charts.COMMUNICATION),
     )
     traces = [charts.bar(names, 100 * np.array(own), what, colour) for what, own, colour in parts]
     caption = "Shares of the time of each worker, over all measured steps; the table below has the "
     caption += "same figures."
+    if report.figures.hides:
+        hidden = percent(report.figures.hidden_communication)
+        caption += f" Communication is what was not hidden: another {hidden} was, while all "
+        caption += "workers were busy."
     return Chart("shares", "Where the time goes", caption, traces, charts.bar_layout(len(names)))
 
 

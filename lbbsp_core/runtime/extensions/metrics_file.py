@@ -41,6 +41,7 @@ _HELP: Final = {
     "lbbsp_waiting_ratio": f"Share of time waiting for other workers, {_WINDOW}.",
     "lbbsp_waiting_and_communication_ratio": f"Share of time not computing, {_WINDOW}.",
     "lbbsp_speedup_ratio": f"Estimated speed-up over even batches, {_WINDOW}.",
+    "lbbsp_hidden_communication_ratio": f"Share of time hiding communication, {_WINDOW}.",
     "lbbsp_batch_size": "Samples of the worker in the last step.",
     "lbbsp_busy_seconds": "Busy time of the worker in the last step.",
     "lbbsp_waiting_seconds": "Time in the last step until the slowest worker was done.",

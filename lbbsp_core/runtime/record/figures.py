@@ -1,4 +1,4 @@
-r"""Figures of the steps of a run: how long workers wait, and what balancing gains.
+r"""Figures of the steps of a run: how long workers wait, what balancing gains, what is hidden.
 
 Everything that shows a figure takes it from here, so that it means the same everywhere. For worker
 i of N with the busy time :math:`b_i` in a step that takes s seconds from barrier to barrier:
@@ -8,6 +8,8 @@ waiting                    :math:`\sum_i (\max_j b_j - b_i) \,/\, (N s)`: waitin
 waiting and communication  :math:`\sum_i (s - b_i) \,/\, (N s)`: all that is not computing
 speed-up                   :math:`(s - \max_j b_j + e) \,/\, s`, with the time e that the slowest
                            worker would be busy with even batches, see `EvenBatches`
+hidden communication       :math:`h \,/\, s`, with the time h in which gradients are on their way
+                           while all workers compute; not hidden is :math:`s - \max_j b_j`
 =========================  =================================================================
 
 Figures of several steps are ratios of sums. Only regular steps count, if there are any. What all
@@ -31,6 +33,9 @@ from lbbsp_core.runtime.record.record import StepLine
 RECENT: Final = 20
 """Number of steps over which figures of the recent past are computed."""
 
+NOTICEABLE: Final = 0.01
+"""Least share of the time from which on hidden communication is shown."""
+
 BELIEVED: Final = 0.5
 """Largest overhead of a batch that is believed without a given cost, in terms of an even batch."""
 
@@ -42,11 +47,29 @@ class Figures(NamedTuple):
         waiting: Share of the workers' time in which they wait for slower workers, in [0, 1).
         waiting_and_communication: Share in which they do not compute, in [0, 1).
         speedup: Estimated ratio of the time of these steps with even batches to their time, > 0.
+        hidden_communication: Share in which gradients are on their way while all workers compute.
     """
 
     waiting: float
     waiting_and_communication: float
     speedup: float
+    hidden_communication: float = 0.0
+
+    @property
+    def communication(self) -> float:
+        """Share in which communication is not hidden: from the slowest worker's arrival on."""
+        return self.waiting_and_communication - self.waiting
+
+    @property
+    def hides(self) -> bool:
+        """Whether enough communication is hidden to show it."""
+        return self.hidden_communication >= NOTICEABLE
+
+    @property
+    def hidden_part(self) -> float:
+        """Hidden communication / all communication, in [0, 1]; 0 without any."""
+        both = self.hidden_communication + self.communication
+        return self.hidden_communication / both if both > 0 else 0.0
 
 
 class StepTimes(NamedTuple):
@@ -57,12 +80,14 @@ class StepTimes(NamedTuple):
         busy: Mean busy time of the workers.
         slowest: Busy time of the slowest worker.
         even: Busy time that the slowest worker would have had with even batches.
+        hidden: Time in which gradients were on their way while all workers computed.
     """
 
     seconds: float
     busy: float
     slowest: float
     even: float
+    hidden: float
 
     @classmethod
     def of(cls, line: StepLine) -> StepTimes:
@@ -71,7 +96,8 @@ class StepTimes(NamedTuple):
         even = line.even_seconds
         if even is None:  # with the largest believed overhead
             even = EvenBatches([_STRAIGHT] * len(busy)).seconds(line, [0.0] * len(busy))
-        return cls(max(line.wall_seconds, slowest), sum(busy) / len(busy), slowest, even)
+        seconds, hidden = max(line.wall_seconds, slowest), line.hidden_seconds
+        return cls(seconds, sum(busy) / len(busy), slowest, even, hidden)
 
     @property
     def figures(self) -> Figures | None:
@@ -82,6 +108,7 @@ class StepTimes(NamedTuple):
             (self.slowest - self.busy) / self.seconds,
             (self.seconds - self.busy) / self.seconds,
             (self.seconds - self.slowest + self.even) / self.seconds,
+            self.hidden / self.seconds,
         )
 
 
@@ -93,7 +120,7 @@ def total(times: Iterable[StepTimes]) -> StepTimes:
     return sums
 
 
-NOTHING: Final = StepTimes(0.0, 0.0, 0.0, 0.0)
+NOTHING: Final = StepTimes(0.0, 0.0, 0.0, 0.0, 0.0)
 _STRAIGHT: Final = CostShape(Proportional(), max_overhead=math.inf)
 
 
@@ -121,9 +148,12 @@ def figures_of(lines: Iterable[StepLine]) -> Figures | None:
 
     Example:
         >>> line = StepLine(step=0, sizes=(4, 8), busy_seconds=(1.0, 0.5), wall_seconds=1.25,
-        ...                 predicted_seconds=(None, None), excluded=(), even_seconds=1.5)
+        ...                 predicted_seconds=(None, None), excluded=(), even_seconds=1.5,
+        ...                 hidden_seconds=0.25)
         >>> figures_of([line])
-        Figures(waiting=0.2, waiting_and_communication=0.4, speedup=1.4)
+        Figures(waiting=0.2, waiting_and_communication=0.4, speedup=1.4, hidden_communication=0.2)
+        >>> figures_of([line]).hidden_part
+        0.5
     """
     return reduce(Sums.plus, lines, Sums()).figures
 

@@ -34,6 +34,7 @@ class StepTable:
     busy: Floats  # busy seconds, shape `(n, N)`; NaN where they were not measured
     predicted: Floats  # predicted busy seconds, shape `(n, N)`; NaN without a prediction
     wall: Floats  # seconds from barrier to barrier, shape `(n,)`
+    hidden: Floats  # seconds in which communication was hidden, shape `(n,)`
     even: Floats  # seconds of the slowest worker with even batches, estimated, shape `(n,)`
     is_regular: Booleans  # whether a step is full and no measurement was excluded, shape `(n,)`
     is_short: Booleans  # whether a step has fewer samples than the global batch size, shape `(n,)`
@@ -70,7 +71,7 @@ class StepTable:
     @property
     def figures(self) -> Figures:
         """Figures of all steps, in which all workers must have been measured."""
-        columns = (self.seconds, self.busy.mean(axis=1), self.slowest, self.even)
+        columns = (self.seconds, self.busy.mean(axis=1), self.slowest, self.even, self.hidden)
         found = StepTimes(*(float(own.sum()) for own in columns)).figures
         assert found is not None, "a step without a time was not measured"
         return found
@@ -131,6 +132,7 @@ def step_table(run: Run) -> StepTable:
         busy=np.where(plausible(busy), busy, np.nan),
         predicted=np.array([line.predicted_seconds for line in lines], np.float64),
         wall=np.array([line.wall_seconds for line in lines], np.float64),
+        hidden=np.array([line.hidden_seconds for line in lines], np.float64),
         even=np.array([StepTimes.of(line).even for line in lines], np.float64),
         is_regular=np.array([line.is_regular for line in lines], np.bool_),
         is_short=np.array([line.short for line in lines], np.bool_),

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -223,7 +224,7 @@ def write_lines(path, *lines, workers=2, total=8):
     record.close()
 
 
-def pretend(seconds_a_sample, status=0):
+def pretend(seconds_a_sample, status=0, hidden=0.0):
     """A `launch` that leaves behind what the demo's workers would."""
 
     def job(command, *, workers, speeds, run_dir, **options):
@@ -234,6 +235,8 @@ def pretend(seconds_a_sample, status=0):
         steps = range(int(command[command.index("--steps") + 1]))
         busy = [x * cost for x, cost in zip(sizes, seconds_a_sample, strict=True)]
         lines = [step_line(k, sizes, busy, max(busy) + 0.01) for k in steps]
+        hides = hidden * (policy != "bsp")
+        lines = [replace(each, hidden_seconds=hides) for each in lines]
         write_lines(run_dir / "run.jsonl", *lines, workers=workers, total=sum(sizes))
         np.savez(run_dir / "final.npz", accuracy=0.97, weights_0=np.array([[-2.0, 1.0]]))
         options["output"](0, "a word from a worker")
@@ -249,7 +252,7 @@ def complete(monkeypatch):
 
 def test_demo_writes_figures_records_and_a_picture(monkeypatch, tmp_path, complete):
     pytest.importorskip("plotly")
-    monkeypatch.setattr(comparison, "launch", pretend([0.01, 0.03]))
+    monkeypatch.setattr(comparison, "launch", pretend([0.01, 0.03], hidden=0.014))
     folder, copy = tmp_path / "out", tmp_path / "deep" / "figures.json"
     result = run(
         "demo", "--workers", 2, "--speeds", "1,0.33", "--steps", 20, "--run-dir", folder,
@@ -268,6 +271,8 @@ def test_demo_writes_figures_records_and_a_picture(monkeypatch, tmp_path, comple
     assert "1.86 x faster" in result.output
     for name in ("waiting for other workers", "waiting and communication", "speed-up, measured"):
         assert name in result.output
+    [row] = [row for row in result.output.splitlines() if "hidden communication" in row]
+    assert re.findall(r"[0-9.]+%", row) == ["0.0%", "20.0%"]
     assert "Balanced: 1.4 times as fast" in (folder / "report.html").read_text()
     assert f"open{folder / 'report.html'}" in "".join(result.output.split())
 

@@ -68,8 +68,15 @@ def test_figures_on_standard_output_and_the_view_beside_it(tmp_path):
         "waiting": 0.0,
         "waiting_and_communication": pytest.approx(0.4),
         "speedup": 1.0,
+        "hidden_communication": 0.0,
     }
     assert "Balanced: no worker waits" in watch(tmp_path, "--once").output
+
+
+def test_hidden_communication_has_room_where_there_is_some(tmp_path):
+    write(tmp_path / "run.jsonl", replace(line(0), hidden_seconds=0.05))
+    shown = watch(tmp_path, "--once").output
+    assert "waiting and communication 50.0 %, hidden communication 10.0 %, estimated" in shown
 
 
 @pytest.mark.parametrize("args", [["--once"], ["--timeout", "0.2", "--interval", "0.1"]])

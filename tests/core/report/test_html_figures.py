@@ -38,7 +38,7 @@ def test_the_recorded_estimate_of_even_batches_is_what_the_report_says():
     report = run_report(run)
     assert report.figures.speedup == pytest.approx(0.62 / 0.32)
     assert report.waiting == pytest.approx(0, abs=1e-9)
-    assert report.communication == pytest.approx(0.02 / 0.32)
+    assert report.figures.communication == pytest.approx(0.02 / 0.32)
     assert report.verdict.startswith("Balanced: 1.9 times as fast as plain BSP would have been, by")
     assert "waited 0 % of the time for slower ones, 6 % including communication" in report.verdict
 
@@ -385,11 +385,26 @@ def test_short_steps_and_communication():
     fast = rules(steady([30_000, 10_000]))  # 3 ms, and 20 ms of communication
     assert "communication" in fast
     assert "Communication takes 87 %" in fast["communication"].text
+    assert "which balancing cannot shorten. Raise" in fast["communication"].text
     lines = [replace(each, wall_seconds=max(each.busy_seconds) + 0.004) for each in
              steady([30_000, 10_000]).steps]  # fmt: skip
     short = rules(Run(header(2, 120), lines))
     assert short["short-steps"].text.startswith("Steps take 7 ms")
     assert not {"communication", "short-steps"} & set(rules(BALANCED))
+
+
+def test_hidden_communication_is_shown_where_there_is_some():
+    run = steady([3000, 1000])  # busy for 30 ms
+    run = replace(run, steps=[replace(each, wall_seconds=0.06) for each in run.steps])
+    hiding = replace(run, steps=[replace(each, hidden_seconds=0.012) for each in run.steps])
+    text = rules(hiding)["communication"].text
+    assert "Communication takes 50 % of a step" in text
+    assert "cannot shorten; another 20 % is hidden behind computing. Raise" in text
+    text = " ".join(shown(hiding).texts)
+    assert "20.0\u00a0% of the measured steps, 29\u00a0% of all communication" in text
+    assert "another 20 % was, while all workers were busy." in text
+    assert run_report(hiding).to_json()["hidden_communication"] == pytest.approx(0.2)
+    assert "idden" not in " ".join(shown(run).texts)
 
 
 def test_binding_limits():

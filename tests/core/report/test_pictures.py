@@ -112,6 +112,15 @@ def test_the_profile_shows_every_fit_and_names_the_best(drawn):
         assert len({str(trace["line"]) for trace in chart.data}) >= len(result.fits)
 
 
+def test_the_comparison_shows_hidden_communication_where_there_is_some(drawn):
+    hiding = run(*(replace(each, hidden_seconds=0.022) for each in balanced().steps))
+    _, text = drawn(draw_comparison, bsp(), hiding)
+    cells = "<td>0.0\u00a0%</td><td>20.0\u00a0%</td>"
+    assert f'<td class="text">hidden communication</td>{cells}' in text
+    _, text = drawn(draw_comparison, bsp(), balanced())
+    assert "hidden communication" not in text
+
+
 @pytest.mark.parametrize("speeds", [None, (1.0, 0.33)])
 def test_the_comparison_shows_waits_and_batch_sizes(drawn, speeds):
     history = run(

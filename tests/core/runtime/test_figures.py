@@ -39,12 +39,32 @@ def line(step, sizes, speeds=SPEEDS, overhead=0.0, **changes):
 
 
 def test_a_balanced_step_waits_for_the_communication_only():
-    assert figures_of([line(0, (16, 8, 4))]) == pytest.approx((0, 1 / 5, (1 + 7) / 5))
+    assert figures_of([line(0, (16, 8, 4))]) == pytest.approx((0, 1 / 5, (1 + 7) / 5, 0))
+
+
+def test_hidden_communication_is_beside_what_is_not_hidden():
+    # Steps of 5 and 9 s: 1 and 5 s of communication are not hidden, 3 and 0 s are.
+    steps = [
+        line(0, (16, 8, 4), hidden_seconds=3.0),
+        line(1, (16, 8, 4), wall_seconds=9.0),
+        line(2, (16, 8, 4), hidden_seconds=4.0, excluded=(0,)),
+    ]
+    figures = figures_of(steps)
+    assert figures.communication == pytest.approx(6 / 14)
+    assert figures.hidden_communication == pytest.approx(3 / 14)
+    assert figures.hidden_part == pytest.approx(3 / (3 + 6))
+    assert figures.hides
+
+
+def test_little_hidden_communication_is_not_shown():
+    assert not figures_of([line(0, (16, 8, 4), hidden_seconds=0.04)]).hides
+    alone = figures_of([line(0, (16, 8, 4), wall_seconds=4.0)])
+    assert (alone.hidden_part, alone.hides) == (0.0, False)
 
 
 def test_even_batches_make_others_wait():
     found = figures_of([line(0, (4, 4, 4), even_seconds=4.0)])
-    assert found == pytest.approx(((3 + 2 + 0) / (3 * 5), (4 + 3 + 1) / (3 * 5), 1))
+    assert found == pytest.approx(((3 + 2 + 0) / (3 * 5), (4 + 3 + 1) / (3 * 5), 1, 0))
 
 
 def test_several_steps_are_ratios_of_sums():
@@ -53,13 +73,23 @@ def test_several_steps_are_ratios_of_sums():
     speeds = rng.uniform(1, 5, (30, 3))
     busy = sizes / speeds
     slowest = busy.max(axis=1)
-    seconds, even = slowest + 1, rng.uniform(1, 9, 30)
+    seconds, even, hidden = slowest + 1, rng.uniform(1, 9, 30), rng.uniform(0, 0.1, 30)
     expected = (
         (slowest[:, None] - busy).sum() / (3 * seconds.sum()),
         (seconds[:, None] - busy).sum() / (3 * seconds.sum()),
         (1 + even).sum() / seconds.sum(),
+        hidden.sum() / seconds.sum(),
     )
-    steps = [line(k, sizes[k].tolist(), speeds[k], even_seconds=float(even[k])) for k in range(30)]
+    steps = [
+        line(
+            k,
+            sizes[k].tolist(),
+            speeds[k],
+            even_seconds=float(even[k]),
+            hidden_seconds=float(hidden[k]),
+        )
+        for k in range(30)
+    ]
     assert figures_of(steps) == pytest.approx(expected)
     running, so_far = RunningFigures(), TimesSoFar()
     for each in steps:

@@ -14,6 +14,7 @@ from comparison import SAMPLES, Cycle, X
 from report import largest_difference, result
 
 import lbbsp_tf
+from lbbsp_core.runtime.record.figures import Figures
 from lbbsp_tf.reliability.checkpoints import _owners
 
 L = keras.layers
@@ -27,7 +28,7 @@ class InterruptedFitError(Exception):
     """Stands for the end of the process."""
 
 
-FIGURES = {"waiting", "waiting_and_communication", "speedup"}
+FIGURES = {*Figures._fields}
 """Logs that depend on the speed of the machine, and differ between two runs."""
 
 
