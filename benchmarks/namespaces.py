@@ -36,18 +36,19 @@ def namespaces(*addresses: str, mbits: float | None = None) -> Iterator[list[str
         mbits: Mbit/s of each link in each direction. None sets no limit.
 
     Raises:
-        unittest.SkipTest: This machine allows no namespaces, or has no `tc` for the limit. pytest
-            skips the test.
+        unittest.SkipTest: This machine allows no namespaces, or lacks a program. pytest then skips
+            the test.
     """
     names = [f"lbbsp-{os.getpid()}-{number}" for number in range(len(addresses))]
-    if mbits is not None and shutil.which("tc") is None:
-        raise unittest.SkipTest("links are limited by tc, which is not on PATH: install iproute2")
-    if shutil.which("ip") is None or not ip("netns", "add", names[0], check=False):
-        raise unittest.SkipTest("this machine allows no network namespaces")
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            raise unittest.SkipTest(f"{program} is not on PATH: install iproute2")
     switch = f"{names[0]}-switch"
     known = "".join(f"{a} {name}\n" for a, name in zip(addresses, names, strict=True))
     files = [Path("/etc/netns", name, "hosts") for name in names]  # `ip` mounts it in /etc
     try:
+        if not ip("netns", "add", names[0], check=False):
+            raise unittest.SkipTest("this machine allows no network namespaces: start as root")
         for name in (*names[1:], switch):
             ip("netns", "add", name)
         ip("-n", switch, "link", "add", LINK, "type", "bridge")

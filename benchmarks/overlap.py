@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 import unittest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -251,12 +251,16 @@ def row(workers: int, mbits: float, figures: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def numbers(text: str) -> list[float]:
-    """Parses a list of numbers >= 0."""
-    values = [float(number) for number in text.split(",")]
-    if min(values) < 0:
-        raise ValueError
-    return values
+def listed(kind: Callable[[str], float], least: float) -> Callable[[str], list[float]]:
+    """Returns a parser of numbers with commas between them."""
+
+    def numbers(text: str) -> list[float]:
+        values = [kind(number) for number in text.split(",")]
+        if not min(values) >= least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+        return values
+
+    return numbers
 
 
 def main() -> None:
@@ -264,8 +268,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=numbers, default=[2, 3])
-    parser.add_argument("--rates", type=numbers, help="default: 200,500; with --balance 200,0")
+    parser.add_argument("--workers", type=listed(int, 2), default=[2, 3])
+    rates = "default: 200,500; with --balance 200,0"
+    parser.add_argument("--rates", type=listed(float, 0), help=rates)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, help="in a block, default 12; with --balance 80")
     parser.add_argument("--samples", type=int, default=64, help="of each worker, in a step")
@@ -292,7 +297,7 @@ def print_table(options: argparse.Namespace) -> None:
     columns = ["workers", "Mbit/s", "alone, ms", *variants, "hidden, ms", "not hidden, ms",
                "one pack, ms", "not hidden / one pack", "step / one pack"]  # fmt: skip
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
-    for workers in map(int, options.workers):
+    for workers in options.workers:
         for rate in options.rates or [200, 500]:
             print(row(workers, rate, run(workers, rate, options)), flush=True)
 
@@ -302,7 +307,7 @@ def print_plans(options: argparse.Namespace) -> None:
     import numpy as np
 
     rates = options.rates or [200, 0]
-    for workers in map(int, options.workers):
+    for workers in options.workers:
         plans = np.array([run(workers, rate, options) for rate in rates])
         far = np.max(np.abs(plans / plans[-1] - 1), axis=1)
         for rate, plan, distance in zip(rates, plans, far, strict=True):
