@@ -55,7 +55,7 @@ SSH = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do case $1 in -o) shift 2 ;; *) shift ;; esac; done
 host=$1
 shift
-exec ip netns exec "$host" env LBBSP_HOST="$host" sh -c "$*"
+exec env --default-signal=HUP,INT,TERM LBBSP_HOST="$host" ip netns exec "$host" sh -c "$*"
 """
 
 
@@ -284,7 +284,8 @@ def main() -> None:
     if options.worker:
         (balance if options.balance else compare)(options)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what removes namespaces
+    for number in (signal.SIGINT, signal.SIGTERM):  # leave by way of what removes namespaces
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         (print_plans if options.balance else print_table)(options)
     except unittest.SkipTest as reason:

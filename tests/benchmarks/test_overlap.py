@@ -1,5 +1,6 @@
 """The benchmark of hidden communication: what it does where it must not run, and is ended."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,19 +15,38 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "overlap.py"
 ADDRESSES = ("10.231.81.1", "10.231.81.2")
 
 
-def start(*words, **variables):
-    return subprocess.Popen(
-        [sys.executable, SCRIPT, *words],
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+@pytest.fixture
+def start():
+    """Returns a function that starts the benchmark."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*words, **variables):
+            process = subprocess.Popen(
+                [sys.executable, SCRIPT, *words],
+                env={**os.environ, **variables},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            stack.callback(process.communicate)
+            stack.callback(process.terminate)
+            return process
+
+        yield start
 
 
 def shown(program, *words):
     """Returns what `ip` or `tc` prints."""
     return subprocess.run([program, *words], capture_output=True, text=True, check=True).stdout
+
+
+def workers(process):
+    """Returns the workers that a benchmark has started."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            found += [child] if "--worker" in child.cmdline() else []
+    return found
 
 
 @pytest.mark.parametrize(
@@ -37,7 +57,7 @@ def shown(program, *words):
         ({"ip": "exit 1", "tc": ""}, "this machine allows no network namespaces"),
     ],
 )
-def test_it_says_why_it_cannot_run(tmp_path, programs, reason):
+def test_it_says_why_it_cannot_run(start, tmp_path, programs, reason):
     for name, does in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
@@ -48,7 +68,7 @@ def test_it_says_why_it_cannot_run(tmp_path, programs, reason):
 
 
 @pytest.mark.parametrize("words", [["--workers", "1"], ["--rates", "200,-1"], ["--rates", "x"]])
-def test_it_names_what_is_wrong(words):
+def test_it_names_what_is_wrong(start, words):
     process = start(*words)
     said, _ = process.communicate(timeout=60)
     assert said.splitlines()[-1].startswith(f"overlap.py: error: argument {words[0]}: ")
@@ -65,14 +85,13 @@ def test_links_are_limited_in_both_directions():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("runs", [False, True])
-def test_nothing_is_left_once_it_is_ended(number, runs, until):
+def test_nothing_is_left_once_it_is_ended(start, number, runs, until):
     with namespaces(*ADDRESSES, mbits=200):
         pass  # is permitted
     process = start("--workers", "2", "--rates", "200", "--verbose")
-    last = f"lbbsp-{process.pid}-1"
-    until(lambda: last in shown("ip", "netns", "list"))
-    until(lambda: not runs or shown("ip", "netns", "pids", last))
-    children = psutil.Process(process.pid).children(recursive=True)
+    until(lambda: f"lbbsp-{process.pid}-1" in shown("ip", "netns", "list"))
+    until(lambda: not runs or len(workers(process)) == 2)
+    children = workers(process)
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 128 + number
