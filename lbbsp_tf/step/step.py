@@ -16,13 +16,14 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
+from lbbsp_core.runtime.exchange.buckets import in_buckets
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Method, Nest, replaced
 from lbbsp_tf.compat.metrics import whole_batches
 from lbbsp_tf.compat.random import noise_of_replica
 from lbbsp_tf.rows import count_rows, first_leaf
-from lbbsp_tf.step.buckets import in_buckets
+from lbbsp_tf.step.buckets import bytes_of
 from lbbsp_tf.step.train_step import TrainStep, Weighting
 
 _NO_GRADIENT = (
@@ -168,7 +169,7 @@ class ReplicaStep:
         session, overlap = self._session, self._session.meter.overlap
         # Executed eagerly, the backward pass is over, and sums would count as busy time.
         size = 0 if tf.executing_eagerly() else self._bucket_bytes
-        *buckets, last = in_buckets(grads, size)
+        *buckets, last = in_buckets([*map(bytes_of, grads)], size)
         sums: dict[int, Gradient] = {}
         arrived: list[tf.Tensor] = []
         for bucket in buckets:

@@ -25,6 +25,7 @@ FURTHER = [
     "loss_scaling",
     "dictionary_inputs",
     "map",
+    "custom_loop",
     "epoch_balanced",
     "proportional_control",
     "leader_straggler",
@@ -34,6 +35,7 @@ IN_PACKS = [
     "embedding_adamw_global_clipnorm/1",
     "synchronized_batch_norm/1",
     "load_balanced/1",
+    "custom_loop/1",
 ]
 ALL_IN_PACKS = [f"{case}/{size}" for case in MAIN + FURTHER for size in (1, 100)]
 CASES = [

@@ -12,9 +12,9 @@ from comparison import SAMPLES, Trained, compare
 from report import result
 
 from lbbsp_core import EpochBalanced, LeaderStraggler, LoadBalanced, ProportionalControl
+from lbbsp_core.runtime.exchange.buckets import in_buckets
 from lbbsp_tf.compat import replaced
 from lbbsp_tf.step import step
-from lbbsp_tf.step.buckets import in_buckets
 
 L = keras.layers
 rng = np.random.default_rng(0)
@@ -122,6 +122,10 @@ CASES = {
     "synchronized_batch_norm": Trained(
         classifier(convolution, sgd), IMAGES, LABELS, balancer=MEAN
     ),
+    "custom_loop": Trained(
+        classifier(lambda distributed: dense(OwnStep), sgd), FEATURES, LABELS, balancer=MEAN,
+        by_loop=True
+    ),
     "load_balanced": case(dense, sgd),
     "epoch_balanced": case(dense, sgd),
     "proportional_control": case(dense, sgd),
@@ -145,8 +149,8 @@ def train(name):
     mapped = (lambda x: 2.0 * x) if case == "map" else (lambda x: x)
     buckets = []
 
-    def counted(gradients, size):
-        buckets.append(in_buckets(gradients, size))
+    def counted(sizes, size):
+        buckets.append(in_buckets(sizes, size))
         return buckets[-1]
 
     size = int(size) if size else options.bytes_per_pack
