@@ -8,7 +8,9 @@ rate is in Mbit/s, for each direction of each link, and 0 runs all workers on th
 need root and the program `tc`; without them the reason is printed.
 
 Keras workers of one thread train convolutions under dense layers of about 10 MB: their gradients
-are computed first. In interleaved rounds, on even batches:
+are computed first. Then the backward pass rests, as on the host of an accelerator, because threads
+that communicate would wait for the processors of a small machine (--rest 0 --channels 96 computes
+instead). In interleaved rounds, on even batches:
 
 - lbbsp, with buckets of the size that it measures;
 - lbbsp with all gradients in one pack;
@@ -82,7 +84,8 @@ def network(
                     return upstream
 
                 return tf.identity(x), lambda upstream: tf.ensure_shape(
-                    tf.numpy_function(rest, [upstream], upstream.dtype), upstream.shape
+                    tf.numpy_function(rest, [upstream], upstream.dtype, stateful=False),
+                    upstream.shape,
                 )
 
             return resting(x)
@@ -133,7 +136,7 @@ def compare(options: argparse.Namespace) -> None:
     x, y = data()
     order = lbbsp_core.GlobalOrder(SAMPLES, X)
     constants, sides, records = (tf.constant(x), tf.constant(y)), {}, []
-    rank = strategy.cluster_resolver.task_id
+    rank, rest = strategy.cluster_resolver.task_id, options.rest / options.samples
 
     def slices() -> Iterator[Any]:
         for step in range(10**9):
@@ -147,7 +150,7 @@ def compare(options: argparse.Namespace) -> None:
         return batches.apply(endless).prefetch(1)
 
     for name, size in PACKS.items():
-        model, callbacks = network(strategy, options.channels), (Packs(size),)
+        model, callbacks = network(strategy, options.channels, rest), (Packs(size),)
         if name.startswith("stock"):
             feed = strategy.distribute_datasets_from_function(stock_data)
         else:
@@ -215,7 +218,8 @@ def run(workers: int, mbits: float, options: argparse.Namespace) -> Any:
     from lbbsp_core.launch import cluster, launch
 
     os.environ.update(cluster.emulation_defaults())  # one thread each
-    given = [f"--{n}={getattr(options, n)}" for n in ("rounds", "steps", "samples", "channels")]
+    names = ("rounds", "steps", "samples", "channels", "rest")
+    given = [f"--{name}={getattr(options, name)}" for name in names]
     lines: list[str] = []
 
     def take(rank: int, line: str) -> None:
@@ -223,10 +227,10 @@ def run(workers: int, mbits: float, options: argparse.Namespace) -> Any:
         if options.verbose:
             print(f"[{rank}] {line}", flush=True)
 
-    with hosts(workers, mbits) as names, tempfile.TemporaryDirectory() as folder:
+    with hosts(workers, mbits) as found, tempfile.TemporaryDirectory() as folder:
         status = launch(
             [__file__, "--worker", *given, *(["--balance"] if options.balance else [])],
-            workers=workers, hosts=names, run_dir=Path(folder), timeout=options.timeout,
+            workers=workers, hosts=found, run_dir=Path(folder), timeout=options.timeout,
             output=take,
         )  # fmt: skip
     if status:
@@ -274,7 +278,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, help="in a block, default 12; with --balance 80")
     parser.add_argument("--samples", type=int, default=64, help="of each worker, in a step")
-    parser.add_argument("--channels", type=int, default=96)
+    parser.add_argument("--channels", type=int, default=32)
+    parser.add_argument("--rest", type=float, default=0.3, help="seconds of the backward pass")
     parser.add_argument("--balance", action="store_true", help="compare the plans of two links")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds of a job")
     parser.add_argument("--verbose", action="store_true")
