@@ -24,7 +24,7 @@ def limit(namespace: str, link: str, mbits: float) -> None:
     burst = max(round(mbits * 1e6 / 8 / 250), 1 << 16)  # bytes of a tick of the kernel, or a packet
     rate = ["rate", f"{mbits}mbit", "burst", str(burst), "latency", "300ms"]
     command = ["tc", "-n", namespace, "qdisc", "add", "dev", link, "root", "tbf", *rate]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True)  # prints what is wrong
 
 
 @contextlib.contextmanager

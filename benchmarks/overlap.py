@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -162,7 +163,9 @@ def compare(options: argparse.Namespace) -> None:
     steps = options.steps
     times = step_seconds(sides, options.rounds, steps=steps, steps_per_epoch=steps)
     if rank == 0:
-        ours, one_pack = (lbbsp_core.read_run(record).last_half() for record in records)
+        # As of the times, without the first round.
+        lines = (lbbsp_core.read_run(record).steps[steps:] for record in records)
+        ours, one_pack = ([line for line in each if line.is_regular] for each in lines)
         figures = {
             "seconds": times,
             "alone": float(np.median([max(line.busy_seconds) for line in one_pack])),
@@ -260,8 +263,8 @@ def listed(kind: Callable[[str], float], least: float) -> Callable[[str], list[f
 
     def numbers(text: str) -> list[float]:
         values = [kind(number) for number in text.split(",")]
-        if not min(values) >= least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+        if not all(least <= value < math.inf for value in values):
+            raise argparse.ArgumentTypeError(f"must be at least {least}, and finite, got {text}")
         return values
 
     return numbers
@@ -285,7 +288,11 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.steps = options.steps or (80 if options.balance else 12)
+    if options.steps is None:
+        options.steps = 80 if options.balance else 12
+    for name, least in {"rounds": 1, "steps": 2, "samples": 1, "channels": 1}.items():
+        if (value := getattr(options, name)) < least:
+            parser.error(f"argument --{name}: must be at least {least}, got {value}")
     if options.worker:
         (balance if options.balance else compare)(options)
         return

@@ -67,7 +67,11 @@ def test_it_says_why_it_cannot_run(start, tmp_path, programs, reason):
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("words", [["--workers", "1"], ["--rates", "200,-1"], ["--rates", "x"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--workers", "1"], ["--rates", "200,-1"], ["--rates", "2,nan"], ["--rates", "x"],
+     ["--steps", "1"]],
+)  # fmt: skip
 def test_it_names_what_is_wrong(start, words):
     process = start(*words)
     said, _ = process.communicate(timeout=60)
