@@ -51,7 +51,7 @@ PACKS = {"lbbsp": 0, "one pack": 1 << 40, "stock": 0, "stock, 1 MB": 1 << 20}
 """Value of `bytes_per_pack` of each variant."""
 WIDTH, DENSE = 900, 4
 """Units and number of the large dense layers."""
-BALANCE_X, SAMPLE_SECONDS = 192, 0.003
+BALANCE_X, SAMPLE_SECONDS = 384, 0.0015
 
 # As ssh, for hosts that are namespaces: ssh OPTIONS HOST COMMAND
 SSH = """#!/bin/sh
