@@ -76,6 +76,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/overhead_reliability.py
 	$(BIN)/python benchmarks/input_tf.py
+	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python benchmarks/overlap.py --balance
 	$(BIN)/python benchmarks/overhead_mx.py
 	$(BIN)/python benchmarks/schemes_mx.py
 	$(BIN)/python benchmarks/unequal_workers.py
