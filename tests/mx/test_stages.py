@@ -44,12 +44,12 @@ def test_means_are_multiplied_by_the_samples_or_the_weight(local, weight, expect
 
 
 def test_gradients_that_are_needed_first_are_sent_first_as_by_gluon():
-    class Store:
-        sent = []
+    sent = []
 
+    class Store:
         def pushpull(self, key, value, priority):
-            self.sent.append((key, priority))
+            sent.append((key, priority))
 
     params = list(network().collect_params().values())
     Gradients(params, StepSizes(3, (), X, 0, True), None).sum_over(Store())
-    assert Store.sent == [(number, -number) for number in range(len(params))]
+    assert sent == [(number, -number) for number in range(len(params))]
