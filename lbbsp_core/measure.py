@@ -99,9 +99,9 @@ class OverlapTimer:
     def end(self) -> None:
         """Stops counting, if no other part is on its way: the sum of a part has arrived."""
         with self._lock:
-            self._under_way -= 1
-            if not self._under_way:
+            if self._under_way == 1:
                 self._sum_ns += self._clock() - self._began_ns
+            self._under_way = max(self._under_way - 1, 0)  # 0: it belongs to a step that was left
 
     def reach(self) -> float:
         """Returns the seconds so far of a step that reaches its barrier."""

@@ -72,8 +72,12 @@ class Training:
         self.input.begin_fit()
         self.sessions.close()  # a failed fit does not close its session
         spec = self.input.pipeline.batches.element_spec
-        packs = {"bytes_per_pack of CommunicationOptions": compat.bytes_per_pack(self.strategy)}
-        self.sessions.start({"shapes and types of the data": str(spec), **packs, **facts})
+        alike = {
+            "shapes and types of the data": str(spec),
+            "bytes_per_pack of CommunicationOptions": compat.bytes_per_pack(self.strategy),
+            "tf.config.run_functions_eagerly": int(tf.config.functions_run_eagerly()),
+        }
+        self.sessions.start({**alike, **facts})
         self.input.compare_samples()
 
     def begin_first_epoch(self, epoch: int, *, resumes: bool = False) -> None:

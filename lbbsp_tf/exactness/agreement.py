@@ -103,6 +103,7 @@ def facts_of(model: keras.Model) -> dict[str, str]:
         "loss": _described(getattr(model, "loss", None))
         + (f" with weights {_described(weights)}" if weights is not None else ""),
         "optimizer": ", ".join(map(_described, optimizers_of(model))),
+        "run_eagerly": str(model.run_eagerly),
     }
 
 

@@ -31,8 +31,9 @@ class MirroredCollectives:
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         rank, processes = rank_and_workers(strategy.cluster_resolver)
         self._strategy, self.workers = strategy, strategy.num_replicas_in_sync
-        self._local = self.workers // processes  # replicas of this process
-        self.rank = rank * self._local
+        self.local = self.workers // processes
+        """Replicas of each process."""
+        self.rank = rank * self.local
         rows = tf.TensorSpec([None, None], tf.float32)
         self._sum = tf.function(self._sum_over_workers, input_signature=[rows], autograph=False)
 
@@ -44,7 +45,7 @@ class MirroredCollectives:
         if not values:
             return [[] for _ in range(self.workers)]  # TensorFlow crashes in a sum of nothing
         slots = np.zeros((self.workers, 2 * len(values)), np.float32)
-        slots[self.rank : self.rank + self._local] = pack(values)
+        slots[self.rank : self.rank + self.local] = pack(values)
         with compat.explained_by_variables():
             return [unpack(row) for row in self.sum(slots)]
 

@@ -32,8 +32,8 @@ def measured_bytes(
 ) -> int:
     """Returns the bytes of a bucket, 0 for a single one; a collective.
 
-    ``CommunicationOptions(bytes_per_pack=...)`` of the strategy win. Between the devices of one
-    process nothing is measured, and there is one bucket. `hosts` are the workers' machines.
+    ``CommunicationOptions(bytes_per_pack=...)`` of the strategy win. `MirroredStrategy` has one
+    bucket. `hosts` are the workers' machines.
     """
     chosen = compat.bytes_per_pack(strategy)
     if chosen or not isinstance(collectives, MirroredCollectives):
@@ -44,7 +44,8 @@ def measured_bytes(
     host = Host()
     cores = min([len(host.cores), *cpu_quotas(host)])
     told = collectives.all_gather([empty, *full, round(1000 * cores)])
-    return choose_bytes([Transfer(*row) for row in told], hosts)
+    each = slice(None, None, collectives.local)  # process: its replicas tell the same
+    return choose_bytes([Transfer(*row) for row in told[each]], hosts[each])
 
 
 def _all_reduce(collectives: MirroredCollectives, size: int) -> tuple[int, int]:

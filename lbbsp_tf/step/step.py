@@ -94,6 +94,7 @@ class ReplicaStep:
     _targets: int = 0  # of gradients
     _has_sums: bool = False
     _has_exchanged: bool = False
+    _has_sums_of_layers: bool = False
     _of_sum: bool | None = None  # whether a gradient of a sum is being taken
 
     def run(self, train_step: Callable[[Nest], Nest], data: Nest) -> Nest:
@@ -167,14 +168,16 @@ class ReplicaStep:
     def _with_exchange(self, grads: Gradients) -> Gradients:
         self._has_exchanged = True
         session, overlap = self._session, self._session.meter.overlap
-        # Executed eagerly, the backward pass is over, and sums would count as busy time.
-        size = 0 if tf.executing_eagerly() else self._bucket_bytes
+        # Executed eagerly, the backward pass is over, and sums would count as busy time. TensorFlow
+        # sends in the order of the trace: nothing before the sums of synchronised layers.
+        is_late = tf.executing_eagerly() or self._has_sums_of_layers
+        size = 0 if is_late else self._bucket_bytes
         *buckets, last = in_buckets([*map(bytes_of, grads)], size)
         sums: dict[int, Gradient] = {}
         arrived: list[tf.Tensor] = []
         for bucket in buckets:
             computed = [grads[place] for place in bucket]
-            begun = _call(overlap.begin, after=computed)
+            begun = _call(overlap.begin, after=[*arrived[-1:], *computed])  # sent one by one
             found = _all_reduce(computed)
             arrived.append(_call(overlap.end, after=[*found, begun]))
             sums.update(zip(bucket, found, strict=True))
@@ -210,6 +213,7 @@ class ReplicaStep:
 
         @tf.custom_gradient
         def timed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+            self._has_sums_of_layers = True
             return self._collective(tensors), lambda *dy: self._sum_of_losses(timed, dy)
 
         with replaced(context, "all_reduce", all_reduce):

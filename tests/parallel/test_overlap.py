@@ -14,10 +14,11 @@ def test_gradients_of_the_top_travel_while_those_below_are_computed(clusters, tm
     job = clusters.run("overlap", str(tmp_path), "1", str(1 << 40), workers=2)
     assert job.status == 0
     results = job.results(0)
-    hidden = results[f"{tmp_path}/1"]
-    assert min(hidden) > 0, "the sums of the top layer have travelled before the clock was read"
-    assert median(hidden) < KERAS_RESTS / 2, "and had arrived before"
-    assert set(results[f"{tmp_path}/{1 << 40}"]) == {0}
+    many, one = results[f"{tmp_path}/1"], results[f"{tmp_path}/{1 << 40}"]
+    assert median(many["sent"]) > KERAS_RESTS / 2, "before the clock was read"
+    assert median(many["summed"]) > 0, "and the sums had arrived"
+    assert min(many["hidden"]) > 0
+    assert set(one["hidden"] + one["sent"]) == {0}
     check_surfaces(tmp_path / "1")  # with hidden communication
 
 
@@ -25,7 +26,9 @@ def test_gradients_of_the_top_travel_while_those_below_are_computed(clusters, tm
 def test_sums_of_the_top_arrive_while_those_below_are_computed(clusters, tmp_path):
     job = clusters.run("mx_overlap", str(tmp_path), workers=2, servers=1, framework="mxnet")
     assert job.status == 0
-    hidden = job.results(0)[f"{tmp_path}/512"]
-    assert median(hidden) > 0
-    assert min(hidden) < MXNET_RESTS / 2
-    assert set(job.results(0)[f"{tmp_path}/8"]) == {0}, "a small network is one part"
+    results = job.results(0)
+    large, small = results[f"{tmp_path}/512"], results[f"{tmp_path}/8"]
+    assert median(large["sent"]) > MXNET_RESTS / 2
+    assert max(large["summed"]) > MXNET_RESTS / 2, "not seen in each step"
+    assert median(large["hidden"]) > 0
+    assert set(small["hidden"] + small["sent"]) == {0}, "a small network is one part"

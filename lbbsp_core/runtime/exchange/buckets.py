@@ -63,7 +63,8 @@ def choose_bytes(transfers: Sequence[Transfer], hosts: Sequence[str]) -> int:
 
     Args:
         transfers: What the workers have measured, by rank.
-        hosts: Name of each worker's machine, by rank.
+        hosts: Name of each worker's machine, by rank. Containers of one machine that have names of
+            their own count as machines.
     """
     for each in set(hosts):
         here = [t for t, host in zip(transfers, hosts, strict=True) if host == each]

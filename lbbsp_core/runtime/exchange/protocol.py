@@ -59,8 +59,8 @@ class StepMessage:
         retraced: Whether the sender's step was traced or compiled anew, so that it has run no batch
             size yet.
         hidden_nanoseconds: Time in this step in which gradients of the sender were on their way
-            while it computed others. The least of all workers is that of the communication alone:
-            the others also wait then for the last worker.
+            while it computed others. That of the slowest worker counts: others also wait then for
+            it.
         extra: Integers below 2^24 of the session's extensions.
     """
 

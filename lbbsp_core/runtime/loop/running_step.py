@@ -108,6 +108,7 @@ class StepMeter:
         self._activity.enter(Activity.COMPUTING, step)
         if self._excluded:
             self._timer.start()
+            self.overlap.leave()  # what a failed step has left
 
     def begin_wait(self) -> None:
         """Starts a wait that does not count as busy time, on any thread; waits may overlap."""
@@ -235,13 +236,14 @@ class RunningStep(NamedTuple):
     def line(self, ended: float | None = None) -> StepLine:
         """Returns the step's line of the run record; `ended` is the Unix time of its end."""
         work, busy = self.shares.work, self.busy_seconds
+        slowest = max(self.messages, key=lambda message: message.busy_nanoseconds)
         return StepLine(
             step=self.step,
             sizes=self.shares.sizes,
             busy_seconds=busy,
             predicted_seconds=tuple(map(self.predicted, range(len(work)))),
             wall_seconds=self.wall_seconds,
-            hidden_seconds=min(message.hidden_nanoseconds for message in self.messages) / 1e9,
+            hidden_seconds=slowest.hidden_nanoseconds / 1e9,
             excluded=tuple(  # also where seconds are corrected: they are no speeds
                 rank
                 for rank, message in enumerate(self.messages)

@@ -9,7 +9,7 @@ waiting and communication  :math:`\sum_i (s - b_i) \,/\, (N s)`: all that is not
 speed-up                   :math:`(s - \max_j b_j + e) \,/\, s`, with the time e that the slowest
                            worker would be busy with even batches, see `EvenBatches`
 hidden communication       :math:`h \,/\, s`, with the time h in which gradients are on their way
-                           while all workers compute; not hidden is :math:`s - \max_j b_j`
+                           while the slowest computes; not hidden is :math:`s - \max_j b_j`
 =========================  =================================================================
 
 Figures of several steps are ratios of sums. Only regular steps count, if there are any. What all
@@ -47,7 +47,8 @@ class Figures(NamedTuple):
         waiting: Share of the workers' time in which they wait for slower workers, in [0, 1).
         waiting_and_communication: Share in which they do not compute, in [0, 1).
         speedup: Estimated ratio of the time of these steps with even batches to their time, > 0.
-        hidden_communication: Share in which gradients are on their way while all workers compute.
+        hidden_communication: Share in which gradients are on their way while the slowest worker
+            computes.
     """
 
     waiting: float
@@ -80,7 +81,7 @@ class StepTimes(NamedTuple):
         busy: Mean busy time of the workers.
         slowest: Busy time of the slowest worker.
         even: Busy time that the slowest worker would have had with even batches.
-        hidden: Time in which gradients were on their way while all workers computed.
+        hidden: Time in which gradients were on their way while the slowest worker computed.
     """
 
     seconds: float

@@ -90,7 +90,7 @@ class StepLine:
         busy_seconds: Busy time of each worker; 0 where it could not be measured.
         predicted_seconds: Time that each worker was predicted to take; None without a prediction.
         wall_seconds: Time from barrier to barrier, as rank 0 measures it.
-        hidden_seconds: Time in which gradients were on their way while all workers computed.
+        hidden_seconds: Time in which gradients were on their way while the slowest worker computed.
         even_seconds: Estimate of the slowest worker's busy time with even batches, see
             `lbbsp_core.runtime.record.figures.EvenBatches`; None if not estimated.
         excluded: Ranks whose measurement was excluded from learning.

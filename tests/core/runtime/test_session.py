@@ -27,6 +27,7 @@ from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_core.runtime.loop import pipelined, running_step
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_core.runtime.loop.running_step import Reading
 from lbbsp_core.runtime.loop.session_state import check_states
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.liveness import BackgroundThread
@@ -385,12 +386,13 @@ def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatc
     ]
 
 
-def test_the_record_has_the_communication_that_all_workers_have_hidden(tmp_path, monkeypatch):
+def test_the_record_has_the_communication_that_the_slowest_worker_has_hidden(tmp_path, monkeypatch):
     def worker(session, collectives):
         session.start({})
         for hidden in (0.5, 0.25):
-            measured = partial(float, hidden + session.rank)
-            monkeypatch.setattr(session.meter.overlap, "reach", measured)
+            factors = (0.0,) * len(session.meter.names)
+            reading = Reading(1.0 + session.rank, factors, hidden + 1 - session.rank)
+            monkeypatch.setattr(session.meter, "reach", lambda reading=reading: reading)
             step(session, collectives)
 
     run(worker, options=lambda rank: SessionOptions(record=tmp_path))

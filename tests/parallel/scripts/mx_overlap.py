@@ -7,6 +7,7 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
+from leads import Leads
 from mxnet import autograd, gluon
 from report import result
 
@@ -44,6 +45,7 @@ def train(units, folder):
         net.collect_params(), "sgd", {"learning_rate": 0.01}, global_batch_size=8, policy="bsp",
         record=folder,
     )  # fmt: skip
+    leads = Leads(trainer._session.meter)
     x = mx.nd.array(np.random.default_rng(0).normal(size=(64, 8)))
     for batch in gluon.data.DataLoader(x, batch_sampler=trainer.batch_sampler(64)):
         with autograd.record():
@@ -52,7 +54,8 @@ def train(units, folder):
         trainer.step(len(batch))
     trainer._session.flush()
     if trainer.kvstore.rank == 0:
-        result(folder, [line.hidden_seconds for line in read_run(folder).last_half()])
+        hidden = [line.hidden_seconds for line in read_run(folder).last_half()]
+        result(folder, {"hidden": hidden, "sent": leads.sent[2:], "summed": leads.summed[2:]})
 
 
 for units in (LARGE, SMALL):

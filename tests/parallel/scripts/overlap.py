@@ -6,6 +6,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from leads import Leads
 from report import result
 
 import lbbsp_tf
@@ -42,6 +43,7 @@ x = np.random.default_rng(0).normal(size=(320, 8)).astype("f4")
 for size in map(int, sys.argv[2:]):
     folder = f"{sys.argv[1]}/{size}"
     balancer = lbbsp_tf.LoadBalancer(strategy, 32, policy="bsp", record=folder)
+    leads = Leads(balancer._session.meter)
     with replaced(options, "bytes_per_pack", size):
         model.fit(
             balancer.dataset(x, x),
@@ -50,4 +52,5 @@ for size in map(int, sys.argv[2:]):
             verbose=0,
         )
     if balancer.rank == 0:
-        result(folder, [line.hidden_seconds for line in read_run(folder).last_half()])
+        hidden = [line.hidden_seconds for line in read_run(folder).last_half()]
+        result(folder, {"hidden": hidden, "sent": leads.sent[2:], "summed": leads.summed[2:]})
