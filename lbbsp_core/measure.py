@@ -86,33 +86,50 @@ class OverlapTimer:
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._under_way = 0
-        self._began_ns = self._sum_ns = 0
+        self._under_way, self._waits = 0, False
+        self._counted_ns = self._sum_ns = 0
 
     def begin(self) -> None:
         """Starts to count: a part is computed, and sent."""
         with self._lock:
+            self._count()
             self._under_way += 1
-            if self._under_way == 1:
-                self._began_ns = self._clock()
 
     def end(self) -> None:
         """Stops counting, if no other part is on its way: the sum of a part has arrived."""
         with self._lock:
-            if self._under_way == 1:
-                self._sum_ns += self._clock() - self._began_ns
+            self._count()
             self._under_way = max(self._under_way - 1, 0)  # 0: it belongs to a step that was left
+
+    def pause(self) -> None:
+        """Stops counting: the worker waits for a collective inside the step."""
+        with self._lock:
+            self._count()
+            self._waits = True
+
+    def resume(self) -> None:
+        """Continues to count: the worker computes again."""
+        with self._lock:
+            self._count()
+            self._waits = False
 
     def reach(self) -> float:
         """Returns the seconds so far of a step that reaches its barrier."""
         with self._lock:
-            on = self._clock() - self._began_ns if self._under_way else 0
-            return (self._sum_ns + on) / 1e9
+            self._count()
+            return self._sum_ns / 1e9
 
     def leave(self) -> None:
         """Starts the next step: all sums have arrived."""
         with self._lock:
             self._under_way = self._sum_ns = 0
+
+    def _count(self) -> None:
+        """Adds the time since the last call, if a part was on its way, and the worker computed."""
+        now = self._clock()
+        if self._under_way and not self._waits:
+            self._sum_ns += now - self._counted_ns
+        self._counted_ns = now
 
 
 class OutlierFilterState(NamedTuple):

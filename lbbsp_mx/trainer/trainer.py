@@ -382,12 +382,10 @@ class Trainer(TrainingControl, StoreTrainer):
         gradients = self._gradients = Gradients(self._params, self._steps.now, self._steps.weight)
         for stage in self._stages:
             stage.before_sums(gradients)
-        computed = self._fences.computed(gradients.arrays if self._global_batch_size else {})
-        if self._store.workers == 1:
-            super()._allreduce_grads()
-        else:
-            gradients.sum_over(self._store)
-        self._waits = computed, self._fences.summed()
+        alone = self._store.workers == 1
+        send = super()._allreduce_grads if alone else partial(gradients.sum_over, self._store)
+        measured = gradients.arrays if self._global_batch_size else {}
+        self._waits = self._fences.record(measured, send)
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         for stage in self._stages:

@@ -72,6 +72,9 @@ def test_gradients_on_their_way_at_once_count_once() -> None:
         clock.advance(8)  # nothing is on its way
         timer.begin()
         clock.advance(2)
+        timer.pause()
+        clock.advance(32)  # the worker waits inside the step
+        timer.resume()
         assert timer.reach() == expected
         clock.advance(16)  # the worker waits
         timer.end()

@@ -88,8 +88,8 @@ def _shares(report: RunReport) -> Chart:
     caption += "same figures."
     if report.figures.hides:
         hidden = percent(report.figures.hidden_communication)
-        caption += f" Communication is what was not hidden: another {hidden} was, while all "
-        caption += "workers were busy."
+        caption += f" Communication is what was not hidden: another {hidden} was, while the "
+        caption += "slowest worker computed."
     return Chart("shares", "Where the time goes", caption, traces, charts.bar_layout(len(names)))
 
 

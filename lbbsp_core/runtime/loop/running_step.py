@@ -84,6 +84,7 @@ class StepMeter:
         """Stops sampling; forgets waits that a failed step did not end."""
         with self._lock:
             self._waits = 0
+        self.overlap.resume()
         self.overlap.leave()
         if self._sampler is not None:
             self._sampler.close()
@@ -116,6 +117,7 @@ class StepMeter:
             self._waits += 1
             if self._waits == 1:
                 self._timer.pause()
+                self.overlap.pause()
         self._activity.enter(Activity.WAITING)
 
     def end_wait(self) -> None:
@@ -125,6 +127,7 @@ class StepMeter:
             self._waits -= 1
             if self._waits == 0:
                 self._timer.resume()
+                self.overlap.resume()
 
     @contextmanager
     def excluded_wait(self) -> Iterator[None]:

@@ -402,7 +402,7 @@ def test_hidden_communication_is_shown_where_there_is_some():
     assert "cannot shorten; another 20 % is hidden behind computing. Raise" in text
     text = " ".join(shown(hiding).texts)
     assert "20.0\u00a0% of the measured steps, 29\u00a0% of all communication" in text
-    assert "another 20 % was, while all workers were busy." in text
+    assert "another 20 % was, while the slowest worker computed." in text
     assert run_report(hiding).to_json()["hidden_communication"] == pytest.approx(0.2)
     assert "idden" not in " ".join(shown(run).texts)
 

@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from lbbsp_core.measure import BusyTimer
+from lbbsp_core.measure import BusyTimer, OverlapTimer
 from lbbsp_core.runtime.loop import running_step
 from lbbsp_core.runtime.loop.running_step import StepMeter
 
@@ -26,6 +26,17 @@ def test_waits_are_not_busy_time_however_they_overlap(meter):
     with meter.excluded_wait(), meter.excluded_wait():  # the inner one reads no clock
         pass
     assert meter.reach().busy_seconds == 2  # 3 s since the start, 1 s of them waiting
+
+
+def test_waits_hide_no_communication(meter, monkeypatch):
+    seconds = [0]
+    timer = OverlapTimer(clock=lambda: seconds[0] * 1_000_000_000)
+    monkeypatch.setattr(meter, "overlap", timer)
+    timer.begin()
+    with meter.excluded_wait():
+        seconds[0] = 4
+    seconds[0] = 5
+    assert meter.reach().hidden_seconds == 1
 
 
 def test_a_wait_that_a_failed_step_did_not_end_is_forgotten(meter):

@@ -18,12 +18,12 @@ class Leads:
         begin, end = meter.overlap.begin, meter.overlap.end
         meter.overlap.begin = lambda: (self._began.append(time.perf_counter()), begin())[1]
         meter.overlap.end = lambda: (self._ended.append(time.perf_counter()), end())[1]
+        leave = meter.overlap.leave
+        meter.overlap.leave = lambda: (self._began.clear(), self._ended.clear(), leave())[2]
         meter.reach = self._reached
 
     def _reached(self):
         reading, now = self._reach(), time.perf_counter()
         self.sent.append(now - min(self._began, default=now))
         self.summed.append(now - min(self._ended, default=now))
-        self._began.clear()
-        self._ended.clear()
         return reading
