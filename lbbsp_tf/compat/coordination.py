@@ -130,12 +130,13 @@ def explained_by_variables(own: int = 0) -> Iterator[None]:  # 1 if this worker 
         rank, workers = _job[0]
         number = len(_created) - own
         mine = _created[number] if own and _created else None
-        for other in range(workers):
-            theirs = None if other == rank else service.read(_key(other, number), 500)
-            if theirs not in (None, mine) and not (failed and mine is None):
-                raise _difference(number, {other: theirs, rank: mine}) from error
-            if theirs is None and mine is not None and other == 0 < rank and not failed:
-                raise _difference(number, {0: None, rank: mine}) from error
+        with contextlib.suppress(tf.errors.OpError):  # of a service that has gone with worker 0
+            for other in range(workers):
+                theirs = None if other == rank else service.wait_for(_key(other, number), 500)
+                if theirs not in (None, mine) and not (failed and mine is None):
+                    raise _difference(number, {other: theirs, rank: mine}) from error
+                if theirs is None and mine is not None and other == 0 < rank and not failed:
+                    raise _difference(number, {0: None, rank: mine}) from error
         raise
 
 

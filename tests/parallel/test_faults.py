@@ -143,6 +143,14 @@ def test_a_worker_that_ends_before_the_start_by_hand_ends_the_other(workers, fau
     print(f"{fault}: {time.time() - fault_time(own):.1f} s")
 
 
+@pytest.mark.campaign
+def test_a_chief_that_is_lost_before_its_first_variable_is_no_difference_of_models(workers):
+    workers += by_hand("kill_behind_the_other_at_balancer", "0", "silence_seconds=60")
+    said, _ = workers[1].communicate(timeout=120)
+    assert workers[1].returncode == 1
+    assert re.search(r"worker 0 \(.*\) cannot be reached any more: see its output", said)
+
+
 @pytest.mark.parametrize(
     ("fault", "victim"),
     [("sigterm_at_balancer", 1), *campaign(("sigterm_in_evaluation", 0), ("sigterm_twice", 1))],

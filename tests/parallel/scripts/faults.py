@@ -25,6 +25,16 @@ def meet(phase):
         FAULTS[what]()
 
 
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_behind_the_other():
+    lbbsp_tf.service.wait_for(f"lbbsp/variable/{1 - victim}/0", 60_000)
+    time.sleep(5)  # both give signs of life by then
+    kill()
+
+
 def stop(seconds=None):
     if seconds is not None:
         again = f"import os, time; time.sleep({seconds}); os.kill({os.getpid()}, {signal.SIGCONT})"
@@ -57,7 +67,8 @@ FAULTS = {
     "exit_0": lambda: sys.exit(0),
     "_exit_0": lambda: os._exit(0),
     "exit_3": lambda: sys.exit(3),
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "kill": kill,
+    "kill_behind_the_other": kill_behind_the_other,
     "stop": stop,
     "stop_for_5_s": lambda: stop(5),
     "sigterm": terminate,
