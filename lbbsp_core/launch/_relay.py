@@ -111,11 +111,10 @@ class Relay:
             os.set_blocking(self._input, False)
             threading.Thread(target=self._beat, daemon=True).start()
             return None
+        self._silence = SILENCE_SECONDS  # its output may come before its first "beat"
         kind, *values = json.loads(line)
         if kind == "line":
             print(values[0], flush=True)
-        elif kind == "beat":
-            self._silence = SILENCE_SECONDS
         elif kind == "marks":
             set_marks(values[0])
         elif kind == "refused":

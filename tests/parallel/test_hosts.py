@@ -17,6 +17,7 @@ import psutil
 import pytest
 from namespaces import LINK, ip, namespaces
 
+from lbbsp_core._version import __version__
 from lbbsp_core.launch import launch
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,7 @@ case $host in
     dead) echo "ssh: connect to host dead port 22: No route to host" >&2; exit 255 ;;
     bare) echo "env: python: No such file or directory" >&2; exit 127 ;;
     old) echo "lbbsp agent 0.0.1"; exec cat >&2 ;;
+    mute) echo "lbbsp agent @VERSION@"; echo '["line", "hello"]'; exec sleep 60 ;;
     moved) mv "$PWD" "$PWD.moved" ;;
     busy) if mkdir "$0.was-busy" 2>/dev/null; then
         echo "kex_exchange_identification: Connection closed by remote host" >&2; exit 255
@@ -61,7 +63,7 @@ def script(tmp_path, monkeypatch):
     """Returns a function that writes the script of a worker, in the folder of the job."""
     (tmp_path / "bin").mkdir()
     ssh = tmp_path / "bin" / "ssh"
-    ssh.write_text(SSH.replace("@TEST@", str(tmp_path)))
+    ssh.write_text(SSH.replace("@TEST@", str(tmp_path)).replace("@VERSION@", __version__))
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -191,6 +193,7 @@ if os.environ["LBBSP_RESTART"] == "0":
             "moved",
             "/my project cannot be entered (No such file or directory): it must be",
         ),
+        pytest.param("mute", "mute has given no sign of life for 10 s", marks=pytest.mark.campaign),
     ],
 )
 def test_a_host_that_differs_is_named_with_the_remedy(script, run, capfd, host, message):
@@ -288,7 +291,16 @@ def test_a_connection_that_ends_ends_its_worker(driver, victim):
 
 @pytest.mark.campaign
 def test_output_that_nobody_reads_delays_a_job_and_ends_it_not(driver):
-    process = driver("print('hello')\nfor _ in range(5000): print('x' * 1000)\nprint('end')")
+    body = """
+print("hello")
+while not os.path.exists("go"):
+    time.sleep(0.1)
+for _ in range(5000):
+    print("x" * 1000)
+print("end")
+"""
+    process = driver(body)
+    Path("go").touch()  # the fixture has read both greetings, and reads no more
     time.sleep(14)  # more than the silence after which a host counts as lost
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0
