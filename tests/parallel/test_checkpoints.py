@@ -70,7 +70,7 @@ def test_what_early_stopping_has_seen_before_the_interruption_counts(jobs, kind,
 
 PREEMPTED = [(3, ("10", "2", "SIGTERM")), (2, ())]
 BROKEN_OFTEN = [
-    (3, ("11", "1", "SIGKILL")),  # long enough after a checkpoint, which is written behind
+    (3, ("11", "1", "SIGKILL")),
     (3, ("18", "2", "SIGTERM")),
     (2, ("21", "0", "SIGTERM")),
     (2, ()),

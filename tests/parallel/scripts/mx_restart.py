@@ -16,6 +16,7 @@ from mx_parts import Cycle, largest, weights
 from mxnet import autograd, gluon
 from report import result
 
+from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.reliability import preemption
 
@@ -47,6 +48,8 @@ def break_job(step):
     if (step, trainer.kvstore.rank) != place or env.restart():
         return
     if fault.startswith("kill"):
+        while not newest_checkpoint(folder):  # which is written behind
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -29,7 +29,7 @@ def train(*callbacks):
     with strategy.scope():
         model = noisy() if kind == "noisy" else dense()
     data = balancer.dataset(FEATURES, TARGETS)
-    watch = Watch()
+    watch = Watch(balancer=balancer)
     model.fit(data, epochs=3, steps_per_epoch=balancer.steps_per_epoch, verbose=0,
               callbacks=[watch, *callbacks, balancer])  # fmt: skip
     return model, watch
