@@ -65,7 +65,8 @@ def simulate(
         ALL,
         metavar="A,B",
         help=f"Policies: all, or some of {', '.join(POLICIES)}. Add options as in "
-        "lbbsp:min_gain=0 or proportional:ratings=2/1/1. Name your own class as module:Name.",
+        "lbbsp:min_gain=0 or proportional:ratings=2/1/1. Name your own class as module:Name. In "
+        "lbbsp+reserve workers share work inside a step.",
     ),
     predictors: Predictors = None,
     sync: str = typer.Option(
@@ -99,6 +100,15 @@ def simulate(
         None,
         metavar="SECONDS",
         help="Further time of a step with a batch size that is new to its worker, as on GPUs.",
+    ),
+    part_overhead: float | None = typer.Option(
+        None,
+        metavar="FRACTION",
+        help="Overhead of a part that a worker claims of a reserve, as a fraction of an even "
+        "batch. Default: 0.01.",
+    ),
+    claim_seconds: float | None = typer.Option(
+        None, metavar="SECONDS", help="Time of such a claim. Default: 0.001."
     ),
     json_file: options.JsonFile = None,
     plot: Path | None = typer.Option(
@@ -134,7 +144,9 @@ def simulate(
         "communication": None if communication is None else FixedTime(communication),
     }
     given = {name: value for name, value in given.items() if value is not None}
-    clusters = _Clusters(sizes, lag, given, err)
+    costs: dict[str, Any] = {"part_overhead": part_overhead, "claim_seconds": claim_seconds}
+    costs = {name: value for name, value in costs.items() if value is not None}
+    clusters = _Clusters(sizes, lag, given, costs, err)
     entrants = [
         *clusters.of_traces([*(trace or []), *(more or [])]),
         *map(clusters.of_run, from_run or []),
@@ -213,6 +225,7 @@ class _Clusters:
     sizes: list[int] | list[None]
     lag: int
     given: dict[str, Any]
+    costs: dict[str, Any]  # of work sharing
     err: Console
 
     def of_traces(self, paths: list[Path]) -> Iterator[_Entrant]:
@@ -245,13 +258,13 @@ class _Clusters:
             for kind in load_scenario(name).kinds():
                 sized = kind if size is None else kind.sized(size)
                 scenario = replace(sized, **own, **self.given)
-                experiment = partial(experiment_of, scenario, self.lag)
+                experiment = partial(experiment_of, scenario, self.lag, **self.costs)
                 yield _Entrant(scenario.steps, experiment, scenario.preemption is not None)
 
     def _replay(self, name: str, cluster: ReplayedCluster, seconds: float) -> _Entrant:
         chosen = {"global_batch_size": cluster.global_batch_size, **self.given}
         paid = chosen.pop("communication", FixedTime(seconds))
-        config = SimConfig(lag=self.lag, **chosen)
+        config = SimConfig(lag=self.lag, **chosen, **self.costs)
         return _Entrant(cluster.steps, partial(Experiment, name, "trace", cluster, config, paid))
 
 

@@ -43,6 +43,9 @@ class SimConfig:
         work: Work of the samples, where they differ; None: all are equal.
         first_use_seconds: Further seconds of a worker's step with a batch size that it has not run
             before, >= 0, as on GPUs. The oracle does not spend them.
+        part_overhead: Overhead of a claimed part of a reserve (`lbbsp_core.reserve`), as a fraction
+            of an even batch, >= 0.
+        claim_seconds: Seconds from a claim to its answer, >= 0.
 
     Raises:
         ValueError: An option is out of range, or both `communication_seconds` and `links` are
@@ -59,6 +62,8 @@ class SimConfig:
     links: ServerLinks | None = None
     work: LognormalWork | None = None
     first_use_seconds: float = 0.0
+    part_overhead: float = 0.01
+    claim_seconds: float = 0.001
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "lag", "steps_per_epoch"):
@@ -68,7 +73,10 @@ class SimConfig:
                 f"lag must be at most {_LONGEST_LAG}, got {shortened(self.lag)}: plans are decided "
                 "a few steps ahead"
             )
-        for name in ("communication_seconds", "first_use_seconds"):
+        for name in (
+            *("communication_seconds", "first_use_seconds"),
+            *("part_overhead", "claim_seconds"),
+        ):
             if require_nonnegative(name, getattr(self, name)) >= _MOST_SECONDS:
                 raise ValueError(
                     f"{name} must be below {_MOST_SECONDS:g}, got {getattr(self, name):g}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lbbsp_core.cost import Cost
 from lbbsp_core.policy import BatchConstraints, Notices, Policy, PolicyState, Sizes
 from lbbsp_core.predict import LastValue, Predictor
+from lbbsp_core.reserve import Hindsight, HindsightState, Pace, replay
 from lbbsp_core.runtime.loop.balancer import Balancer
 from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.sim.arrays import ArrayPlanner, fits_arrays
@@ -74,6 +77,8 @@ def run_bsp(
     policy: Policy,
     predictor: Predictor | None = None,
     progress: Callable[[int], None] | None = None,
+    *,
+    shares_work: bool = False,
 ) -> Timeline:
     """Simulates BSP: a barrier in every iteration, and plans as workers make them in training.
 
@@ -88,6 +93,7 @@ def run_bsp(
         policy: Decides batch sizes.
         predictor: Forecasts each worker's speed, if `policy` uses costs. Default: `LastValue`.
         progress: Called with 1 after each step.
+        shares_work: Whether workers share work inside a step by a reserve.
 
     Returns:
         Plans and busy seconds of every step.
@@ -113,14 +119,17 @@ def run_bsp(
     busy = np.zeros(sizes.shape)
     used: set[tuple[int, int]] = set()  # ranks and batch sizes
     notices = Notices()
+    reserve = _Reserve(cluster, config) if shares_work else None
     for step in range(cluster.steps):
         sizes[step] = planner.sizes(step)
-        busy[step] = cluster.seconds(step, samples.amounts(step, sizes[step]))
+        alone = cluster.seconds(step, samples.amounts(step, sizes[step]))
+        busy[step] = alone if reserve is None else reserve.seconds(step, sizes[step].tolist())
         if config.first_use_seconds:
             own = set(enumerate(sizes[step].tolist()))
             busy[step, [rank for rank, _ in own - used]] += config.first_use_seconds
             used |= own
-        planner.finish(step, busy[step])
+        # A pace shows in any number of samples.
+        planner.finish(step, busy[step] if reserve is None else alone)
         notices.of(planner.policy_state, f"step {step + config.lag}")
         if progress is not None:
             progress(1)
@@ -146,6 +155,43 @@ def run_oracle(cluster: SimulatedCluster, config: SimConfig) -> Timeline:
 def batch_constraints(cluster: SimulatedCluster, config: SimConfig) -> BatchConstraints:
     """Returns the constraints that policies plan for."""
     return _balancer(cluster, config).constraints
+
+
+class _Reserve:
+    """Work sharing in the steps of a run: the fraction that hindsight chooses, and its effect."""
+
+    def __init__(self, cluster: SimulatedCluster, config: SimConfig) -> None:
+        if config.work is not None or config.first_use_seconds:
+            raise ValueError(
+                "work sharing needs samples of equal work and free first uses of batch sizes, got "
+                f"work {config.work} and first_use_seconds {config.first_use_seconds:g}: leave "
+                "them out, or compare policies without +reserve"
+            )
+        self._cluster, self._config = cluster, config
+        self._overhead = config.part_overhead * config.global_batch_size / cluster.workers
+        self._hindsight, self._state = Hindsight(), HindsightState()
+        self._percents = deque([0] * config.lag)
+
+    def seconds(self, step: int, sizes: Sequence[int]) -> tuple[float, ...]:
+        """Returns the busy seconds of every worker in a step, and learns from it."""
+        claim, grain = self._config.claim_seconds, self._config.granularity
+        paces = [
+            _pace(cost, size, self._overhead)
+            for cost, size in zip(self._cluster.costs(step), sizes, strict=True)
+        ]
+        percent = self._percents.popleft()
+        expected = self._state.step_seconds or None
+        shared = replay(sizes, percent, paces, claim, expected, grain)
+        self._state = self._hindsight.update(self._state, sizes, paces, claim, grain)
+        self._percents.append(self._state.percent)
+        return shared.seconds
+
+
+def _pace(cost: Cost, size: int, part_overhead: float) -> Pace:
+    fixed = float(cost(0))
+    total = float(cost(max(size, 1)))
+    per_sample = max((total - fixed) / max(size, 1), 1e-9 * total)  # > 0, also of a flat cost
+    return Pace(per_sample, fixed / per_sample, part_overhead)
 
 
 class _CachedPolicy:

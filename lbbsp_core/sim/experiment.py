@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 LOCKSTEP: Final = "bsp"
 """The synchroniser under which all workers are in the same step."""
+
+SHARING: Final = "+reserve"
+"""What follows the name of a policy under which workers share work inside a step."""
 
 PROFILED: Final = 5
 """The shares of ``fixed`` are the mean speeds in the first 1 / PROFILED of the steps."""
@@ -91,8 +94,8 @@ class Result(NamedTuple):
     run: Timeline | AsyncRun
 
 
-def experiment_of(scenario: Scenario, lag: int = 1) -> Experiment:
-    """Creates the experiment of a scenario.
+def experiment_of(scenario: Scenario, lag: int = 1, **costs: Any) -> Experiment:
+    """Creates the experiment of a scenario; `costs` are further fields of its `SimConfig`.
 
     Balancers are given the known profiles of GPUs, as in training.
     """
@@ -104,6 +107,7 @@ def experiment_of(scenario: Scenario, lag: int = 1) -> Experiment:
         cost=scenario.curves() if scenario.profiles else "proportional",
         work=scenario.work,
         first_use_seconds=scenario.first_use_seconds,
+        **costs,
     )
     cluster, paid = scenario.cluster(), scenario.communication
     return Experiment(scenario.name, "scenario", cluster, config, paid, scenario.preemption)
@@ -142,7 +146,7 @@ def _play(experiment: Experiment, run: Run, progress: Progress | None) -> Timeli
     policy = build_policy(run.given_policy, cluster, even)
     config = experiment.together if run.sync == LOCKSTEP else experiment.alone
     if run.sync == LOCKSTEP and preemption is None:
-        return run_bsp(cluster, config, policy, run.predictor, advance)
+        return run_bsp(cluster, config, policy, run.predictor, advance, shares_work=run.shares_work)
     if config.work is not None:
         raise ValueError(
             f"scenarios with [work] need common steps, and workers that stay, got sync {run.sync} "
@@ -168,7 +172,8 @@ def figures(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:
 class Run(NamedTuple):
     """A policy with its predictor under a synchroniser; names of objects are their reprs.
 
-    `predictor_name` is None where the policy uses no predictor.
+    `predictor_name` is None where the policy uses no predictor. With `shares_work`, workers share
+    work inside a step.
     """
 
     policy: str
@@ -177,6 +182,7 @@ class Run(NamedTuple):
     synchroniser: Synchroniser
     predictor_name: str | None = None
     predictor: Predictor | None = None
+    shares_work: bool = False
 
     @property
     def title(self) -> str:
@@ -201,11 +207,14 @@ def chosen_runs(
 
     Policies of None are all that a synchroniser allows, with `preemption` if workers leave, but
     `Observe`, whose plans are those of plain BSP. Predictors given by name are trained for `lag`. A
-    policy that needs common steps is refused under a synchroniser without.
+    policy that needs common steps is refused under a synchroniser without. With `SHARING` after the
+    name of a policy, workers share work inside a step.
 
     Example:
         >>> [run.title for run in chosen_runs(["bsp", "lbbsp"], ["last", "ema0.2"])]
         ['bsp', 'lbbsp last', 'lbbsp ema0.2']
+        >>> [run.title for run in chosen_runs(["lbbsp+reserve"], ["last"])]
+        ['lbbsp+reserve last']
         >>> [run.title for run in chosen_runs(["lbbsp"], ["last"], syncs=["bsp", "ssp:3"])]
         ['lbbsp last', 'ssp:3 lbbsp last']
         >>> from lbbsp_core import Ema, LoadBalanced
@@ -213,6 +222,8 @@ def chosen_runs(
         ['lbbsp ema0.5', 'lbbsp Ema(alpha=0.1)']
     """
     chosen = _named(POLICIES, _different() if policies is None else policies)
+    shares = {name: alone for name in chosen if (alone := name.removesuffix(SHARING)) != name}
+    chosen = {**chosen, **shares}
     kinds = {name: _kind_of(policy) for name, policy in chosen.items()}
     built = {
         name: PREDICTORS.resolve(predictor, horizon=max(lag, 1))
@@ -222,6 +233,11 @@ def chosen_runs(
     for sync, given in _named(SYNCHRONISERS, syncs).items():
         synchroniser = SYNCHRONISERS.resolve(given)
         for name, kind in kinds.items():
+            if name in shares and (preemption or sync != LOCKSTEP):
+                raise ValueError(
+                    f"{name} shares work inside common steps of workers that stay, got sync {sync}"
+                    f"{' and preemption' if preemption else ''}: compare {shares[name]} instead"
+                )
             if policies is None and preemption and not allows_preemption(kind):
                 continue
             if sync != LOCKSTEP and kind.needs_common_steps:
@@ -229,7 +245,10 @@ def chosen_runs(
                     continue
                 require_asynchronous(kind, name, f"sync {sync}")
             used = built if kind.uses_costs else {None: None}
-            runs += [Run(name, chosen[name], sync, synchroniser, *own) for own in used.items()]
+            runs += [
+                Run(name, chosen[name], sync, synchroniser, text, predictor, name in shares)
+                for text, predictor in used.items()
+            ]
     return runs
 
 

@@ -33,6 +33,7 @@ from lbbsp_core import (
     Limits,
     LoadBalanced,
     Measurement,
+    Profile,
     Saturating,
 )
 from lbbsp_core.cli.app import application
@@ -49,6 +50,8 @@ from lbbsp_core.sim import (
     run_oracle,
 )
 from lbbsp_core.sim.experiment import build_policy, chosen_runs, figures, profiled_shares
+from lbbsp_core.sim.slowdowns import Slowdowns
+from lbbsp_core.sim.synthetic import SyntheticCluster
 from lbbsp_core.testing import exchange_in_process
 
 SPEEDS = ([4, 4, 4, 2, 2], [2, 2, 2, 4, 4])
@@ -373,6 +376,49 @@ def test_policies_may_have_options() -> None:
     assert [(row.policy, row.total_seconds) for row in rows] == [("lbbsp:min_gain=0.4", 15)]
     with pytest.raises(ValueError, match=r"min_gain must be in \[0, 1\), got 2"):
         chosen_runs(["lbbsp:min_gain=2"], ["last"])
+
+
+def test_sharing_work_helps_where_noise_is_and_parts_are_cheap(tmp_path: Path) -> None:
+    def rows(*words: object) -> dict[str, float]:
+        file = tmp_path / "rows.json"
+        command = [
+            *("--scenario", "pareto", "--workers", 4, "--steps", 100, "--json", file),
+            *("--policies", "lbbsp,lbbsp+reserve", *words),
+        ]
+        done = run(*command)
+        assert done.exit_code == 0, done.output
+        return {row["policy"]: row["efficiency"] for row in json.loads(file.read_text())["rows"]}
+
+    cheap = rows("--part-overhead", 0.004)
+    assert cheap["lbbsp+reserve"] > cheap["lbbsp"] + 0.1
+    dear = rows("--part-overhead", 10)
+    assert dear["lbbsp+reserve"] == dear["lbbsp"]
+    slow = rows("--claim-seconds", 100)
+    assert slow["lbbsp+reserve"] == slow["lbbsp"]
+
+
+def test_work_is_shared_where_a_further_sample_costs_nothing() -> None:
+    curves = [Affine(0.01, 0.05), Profile([8, 16, 32], [0.05, 0.05, 0.09])]
+    cluster = SyntheticCluster(curves, Slowdowns(np.ones((5, 2))))
+    shared = run_bsp(cluster, SimConfig(32, cost=curves), Even(), shares_work=True)
+    assert shared.total_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["constant", "--sync", "asp"], "lbbsp+reserve shares work inside common steps"),
+        (["spot"], "lbbsp+reserve shares work inside common steps of workers that stay"),
+        (["lengths"], "work sharing needs samples of equal work"),
+        (["constant", "--first-use-seconds", 1], "and free first uses of batch sizes"),
+        (["constant", "--part-overhead", -1], "part_overhead must be finite and >= 0, got -1"),
+        (["constant", "--claim-seconds", "nan"], "claim_seconds must be finite and >= 0, got nan"),
+    ],
+)
+def test_what_cannot_share_work_is_named(words: Sequence[object], problem: str) -> None:
+    done = run("--scenario", *words, "--policies", "lbbsp+reserve")
+    assert done.exit_code == 2
+    assert problem in " ".join(done.output.split())
 
 
 def test_objects_give_the_rows_of_their_names() -> None:
