@@ -54,6 +54,10 @@ class BusyTimer:
         # A barrier may have been left meanwhile, by an operation that runs beside the wait.
         self._waited_ns += self._clock() - max(self._paused_at_ns, self._left_ns)
 
+    def add(self, seconds: float) -> None:
+        """Adds to the busy time of the running step, or subtracts from it."""
+        self._waited_ns -= round(seconds * 1e9)
+
     def reach(self) -> float:
         """Returns busy seconds since the last barrier; call it on reaching the next one."""
         return (self._clock() - self._left_ns - self._waited_ns) / 1e9
@@ -63,6 +67,88 @@ class BusyTimer:
         now = self._clock()
         wall_ns, self._left_ns, self._waited_ns = now - self._left_ns, now, 0
         return wall_ns / 1e9
+
+
+class PartTimer:
+    """Times the main part of a step, and the parts that its worker claims after it.
+
+    Args:
+        main: Samples of the main part.
+        elapsed: Returns the busy seconds of the running step.
+
+    Attributes:
+        samples: Samples that the worker has computed, or is computing.
+        parts: Number of parts that it has claimed.
+        seconds: Busy seconds until the last claim was answered.
+        waits: Seconds of each claim.
+
+    Example:
+        >>> ticks = iter([0.3, 0.31, 0.41, 0.42])
+        >>> timer = PartTimer(30, lambda: next(ticks))
+        >>> timer.claim(lambda seconds: (0, 8)), timer.claim(lambda seconds: (20, 20))
+        ((0, 8), (20, 20))
+        >>> timer.samples, timer.parts, round(timer.seconds_of(40, 0.0, part_overhead=2.0), 3)
+        (38, 1, 0.4)
+    """
+
+    def __init__(self, main: int, elapsed: Callable[[], float]) -> None:
+        self.samples, self.parts, self.elapsed = main, 0, elapsed
+        self.seconds = 0.0
+        self.waits: list[float] = []
+        self._main, self._main_seconds = main, 0.0
+        self._times: list[tuple[int, float]] = []  # samples and seconds of the parts
+        self._begun = 0  # samples of the part that is being computed
+
+    def claim(self, ask: Callable[[float], tuple[int, int]] | None) -> tuple[int, int]:
+        """Claims a part, when all work before it is done.
+
+        Args:
+            ask: Called with the busy seconds so far; returns positions of the first sample and
+                after the last. None: nothing is left.
+
+        Returns:
+            What it returns; equal positions if nothing is left.
+        """
+        asked = self.elapsed()
+        if self._begun:
+            self._times.append((self._begun, asked - self.seconds))
+        else:
+            self._main_seconds = asked
+        begin, end = ask(asked) if ask else (0, 0)
+        self.seconds = self.elapsed() if ask else asked
+        self.waits += [self.seconds - asked] if ask else []
+        self._begun = end - begin
+        self.samples += self._begun
+        self.parts += self._begun > 0
+        return begin, end
+
+    def drop(self) -> None:
+        """Forgets the part that was claimed last, which is not computed."""
+        self.samples -= self._begun
+        self.parts -= self._begun > 0
+        self._begun = 0
+
+    def seconds_of(self, samples: float, step_overhead: float, part_overhead: float) -> float:
+        """Returns the busy seconds of a batch of some samples at the pace of this step.
+
+        Overheads are in samples.
+        """
+        work = step_overhead + self.samples + self.parts * part_overhead
+        return (step_overhead + samples) * (self.seconds - sum(self.waits)) / work
+
+    def paced(self, step_overhead: float) -> list[tuple[int, float, float]]:
+        """Returns samples and seconds of each part, and seconds a sample of the main part."""
+        pace = self._main_seconds / (step_overhead + self._main)
+        return [(samples, seconds, pace) for samples, seconds in self._times]
+
+    def mean_wait(self, mean: float, memory: int = 10) -> float:
+        """Returns the running mean of claims, of which each counts as ten times the mean at most.
+
+        `mean` is that before the step.
+        """
+        for wait in self.waits:
+            mean += (min(wait, 10 * mean) - mean) / memory
+        return mean
 
 
 class OverlapTimer:

@@ -72,6 +72,10 @@ class LoadBalancer(BalancedFit):
         logs: Whether to add ``waiting``, ``waiting_and_communication``, ``speedup`` and
             ``hidden_communication`` to the logs of `fit`, which the progress bar, History and other
             callbacks show, see docs/monitoring.md.
+        share_work: Whether a part of each step is left to whoever has finished its own, see
+            docs/sharing.md. ``"auto"`` does so where measured times say that it saves time; True
+            as well, but a model for which it is impossible is refused in the first step. A number
+            in [0.01, 0.8] is the part of every step that is shared. By default there is none.
         **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``.
 
@@ -105,6 +109,7 @@ class LoadBalancer(BalancedFit):
         checkpoint: str | Path | None = None,
         every: Every = "epoch",
         logs: bool = True,
+        share_work: bool | str | float = False,
         **options: Unpack[Options],
     ) -> None:
         require_flag("verify", verify)
@@ -134,7 +139,9 @@ class LoadBalancer(BalancedFit):
             activity=current_activity(),
             devices=devices_of(strategy) if replicas > 1 else None,
         )
-        training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
+        training = Training(
+            strategy, sessions, weight_by=weight_by, verify=verify, share_work=share_work
+        )
         require_every(every, checkpoint or None)
         checkpoints = checkpoint and Checkpoints(
             checkpoint, every, strategy=strategy, sessions=sessions, training_input=training.input

@@ -17,6 +17,7 @@ from lbbsp_tf.exchange.collectives import mirrored_collectives
 from lbbsp_tf.monitoring import WorkerScalars
 from lbbsp_tf.reliability.checkpoints import Checkpoints
 from lbbsp_tf.step.batchnorm import synchronized_layers
+from lbbsp_tf.step.parts import Parts
 from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.training import Training
 
@@ -42,7 +43,7 @@ class BalancedFit(keras.callbacks.Callback):
         if self._adds_figures:
             self._session.observers.append(lambda line: None)  # figures are of observed steps
         self._scalars = WorkerScalars(self._session)
-        self._train_function: Callable[..., object] | None = None
+        self._train_functions: dict[Parts | None, Callable[..., Nest]] = {}
         self._traced_for: tuple[object, ...] = ()
         self._in_fit = self._in_step = False
 
@@ -102,7 +103,8 @@ class BalancedFit(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Sets the weight of a sample; restarts the timer if the step is excluded."""
         if self.active:
-            compat.set_last_rows(self.model, self._session.sizes[self._session.rank])
+            mains, _ = self._session.balancer.split(self._session.step)
+            compat.set_last_rows(self.model, mains[self._session.rank])
             self._training.begin_step()
             self._in_step = True
 
@@ -153,26 +155,26 @@ class BalancedFit(keras.callbacks.Callback):
         layers = synchronized_layers(model)
         traced_for = (model, model.optimizer, config, *self._input.iterators, *layers)
         if [*map(id, traced_for)] != [*map(id, self._traced_for)]:
-            step = self._training.prepare(TrainStep.of_model(model))
-            with compat.replaced(model, "train_step", step):
-                model.make_train_function(force=True)
-            self._train_function = self._only_in_fit(model, model.train_function)
+            self._step = self._training.prepare(TrainStep.of_model(model))
+            self._train_functions = {}
             self._traced_for = traced_for
-        model.train_function = self._train_function
+        model.train_function = partial(self._train, model)
 
-    def _only_in_fit(
-        self, model: keras.Model, train_function: Callable[..., Nest]
-    ) -> Callable[..., Nest]:
-        """Wraps a balanced train function, which a fit that fails leaves in the model."""
-
-        def train(iterator: Nest) -> Nest:
-            if self._in_step:
-                self._in_step = False
-                return train_function(iterator)
+    def _train(self, model: keras.Model, iterator: Nest) -> Nest:
+        """Runs a balanced step; a fit that fails leaves this function in the model."""
+        if not self._in_step:
             model.make_train_function(force=True)  # trained without the balancer
             return model.train_function(iterator)
-
-        return train
+        self._in_step, parts, known = False, self._step.parts, self._train_functions
+        if parts not in known:
+            own = model.train_function
+            with compat.replaced(model, "train_step", self._step):
+                model.make_train_function(force=True)
+            # Parts of an earlier fit do not come back.
+            self._train_functions = {each: known[each] for each in known if None in (each, parts)}
+            self._train_functions[parts] = model.train_function
+            model.train_function = own
+        return self._train_functions[parts](iterator)
 
 
 class _AfterOthers(keras.callbacks.Callback):

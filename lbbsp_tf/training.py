@@ -21,6 +21,7 @@ from lbbsp_tf.data.feed import TrainingInput
 from lbbsp_tf.exactness.proof import SAMPLES, Refusal, prove
 from lbbsp_tf.exactness.verification import largest_error, uneven_sizes
 from lbbsp_tf.exchange.collectives import ReplicaSessions
+from lbbsp_tf.sharing import Sharing
 from lbbsp_tf.step.buckets import measured_bytes
 from lbbsp_tf.step.step import BalancedStep
 from lbbsp_tf.step.train_step import WAYS, TrainStep, Weighting
@@ -38,6 +39,7 @@ class Training:
         sessions: Sessions of this process's replicas.
         weight_by: See `LoadBalancer`.
         verify: See `LoadBalancer`.
+        share_work: See `LoadBalancer`.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Training:
         *,
         weight_by: str,
         verify: bool,
+        share_work: bool | str | float = False,
     ) -> None:
         self.strategy = strategy
         self._weight_by = require_known("weight_by", weight_by, WAYS)
@@ -56,6 +59,7 @@ class Training:
         self.input = TrainingInput(sessions, strategy)
         self._samples = 0  # of all replicas in the step
         self._share_of_sample = compat.plain_variable(0.0, tf.float64)
+        self._sharing = Sharing(share_work, strategy, sessions)
 
     def begin(
         self,
@@ -142,6 +146,7 @@ class Training:
         leader.extensions[WeightComparison].compare(self._weights, now=is_last)
         for session in self.sessions:
             session.begin_step()
+        self._step.parts = self._sharing.begin_step(self._step, self.input.pipeline)
 
     def end_step(self) -> None:
         """Adds up the waits for input; compares the first records of a training."""

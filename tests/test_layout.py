@@ -34,6 +34,7 @@ STAGES = FOUNDATION | {
     "allocation",
     "_selection",
     "policy",
+    "reserve",
     "sync",
 }
 # Rooms of `runtime` and of the plugins, from the bottom up: each may import those before it. The
@@ -59,6 +60,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "_selection": FOUNDATION | {"cost"},
     "allocation": FOUNDATION | {"cost", "_selection"},
     "policy": FOUNDATION | {"cost", "allocation"},
+    "reserve": FOUNDATION | {"policy"},
     "sync": FOUNDATION | {"cost", "policy"},
     "registry": STAGES,
     "runtime": frozenset(),

@@ -28,7 +28,7 @@ from lbbsp_tf.compat.probing import (
     noise_alike,
 )
 from lbbsp_tf.compat.random import forget_global_seed, has_global_seed, shared_global_seed
-from lbbsp_tf.compat.replicas import STRATEGIES, bytes_per_pack, one_replica_view
+from lbbsp_tf.compat.replicas import STRATEGIES, bytes_per_pack, replicas_view
 from lbbsp_tf.compat.state import (
     add_to_logs,
     assign_total,

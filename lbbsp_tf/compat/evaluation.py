@@ -33,7 +33,7 @@ from lbbsp_tf.compat.metrics import (
     token_means_scaled,
     whole_batches,
 )
-from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
+from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, replicas_view
 from lbbsp_tf.compat.state import set_last_rows
 from lbbsp_tf.compat.tracing import fresh_traces
 from lbbsp_tf.compat.values import (
@@ -163,7 +163,7 @@ class TestStep:
     def __call__(self, data: Nest) -> tuple[Nest, tf.Tensor]:
         """Updates the metrics with this replica's rows; returns the logs and the rows."""
         if not isinstance(data, ReplicaRows):  # a data set that the user has distributed
-            with one_replica_view():
+            with replicas_view():
                 return self._step(data), count_rows(first_leaf(data))
         before = [(v, tf.identity(v.value)) for v in self._model.metrics_variables]
         with self._as_in_one_process(data):
@@ -199,7 +199,7 @@ class TestStep:
 
         with (
             fresh_traces(),
-            one_replica_view(),
+            replicas_view(),
             added_vectors_scaled(1.0 / divisor, data.batch),
             intercepted_scalars(scalar),
             token_means_scaled(token_factor),

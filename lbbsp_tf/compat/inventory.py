@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lbbsp_tf import compat
-from lbbsp_tf.compat.random import noise_of_replica
+from lbbsp_tf.compat.random import Noise, noise_of
 from lbbsp_tf.compat.values import GONE, IN_CONTEXT, IN_PLACE, NOT_NEEDED, noted
 
 
@@ -37,12 +37,12 @@ def inventory() -> Iterator[State]:
         "evaluation on any number of rows": evaluation,
         "files written once per job": lambda: compat.write_once_per_job(1),
         "gradients before `apply`": lambda: compat.intercepted_apply(lambda *_: None),
-        "one replica in the user's code": compat.one_replica_view,
+        "one replica in the user's code": compat.replicas_view,
         "means over tokens": lambda: compat.token_means_scaled(lambda tokens, _: tokens),
         "vectors of `add_loss`": lambda: compat.added_vectors_scaled(tf.ones(()), row),
         "scalars of metrics": lambda: compat.intercepted_scalars(lambda *both: both),
         "gradients of tapes": lambda: compat.intercepted_gradients(lambda *_: None),
-        "noise of each replica": lambda: noise_of_replica(0),
+        "noise of each replica": lambda: noise_of(Noise(0)),
         "traces of each step": compat.fresh_traces,
         "proof of the loss: noise": compat.noise_alike,
         "proof of the loss: batch normalisation": compat.batch_norm_in_inference,

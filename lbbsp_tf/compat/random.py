@@ -18,16 +18,45 @@ from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 from lbbsp_tf.compat.values import Method, PerThread
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"  # a constant in Keras 3.14, not in 3.12
-_STRIDE = 1_000_003  # between the seeds of replicas
+_STRIDE = 1_000_003  # between the seeds of replicas, and of parts
+_STRIDE_OF_DRAWS = 7_919  # between those of draws of a part
 
 
-def _by_rank(rank: int, draw: Method, generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
-    seed = draw(generator, ordered)
-    return seed + tf.constant([rank * _STRIDE, 0], seed.dtype)  # the first replica's is as alone
+class Noise:
+    """Noise of a replica in a step, or of a part of it that it has claimed.
+
+    Args:
+        rank: Number of the replica.
+        part: Number that is new for each part of a step, or None for the replica's main part. The
+            noise of parts leaves the shared states as they are: workers have different numbers of
+            parts.
+    """
+
+    def __init__(self, rank: int, part: tf.Tensor | None = None) -> None:
+        self._rank, self._part, self._draws = rank, part, 0
+
+    def seed(self, draw: Method, generator: SeedGenerator, ordered: bool) -> tf.Tensor:
+        """Returns a seed; the first replica's are those of a single process."""
+        place = self._rank * _STRIDE
+        if self._part is None:
+            seed = draw(generator, ordered)
+            return seed + tf.constant([place, 0], seed.dtype)
+        state = tf.convert_to_tensor(generator.state.value)
+        self._draws += 1
+        numbers = tf.stack(
+            [place + self._draws * _STRIDE_OF_DRAWS, 1 + tf.cast(self._part, tf.int64)]
+        )
+        return state + tf.cast(numbers * [1, _STRIDE], state.dtype)
 
 
-noise_of_replica = PerThread((SeedGenerator, "next", _by_rank))
-"""Context in which a replica, by its rank, draws noise of its own from the shared states."""
+def _seed_of(
+    noise: Noise, draw: Method, generator: SeedGenerator, ordered: bool = True
+) -> tf.Tensor:
+    return noise.seed(draw, generator, ordered)
+
+
+noise_of = PerThread((SeedGenerator, "next", _seed_of))
+"""Context in which a replica draws noise of its own, a `Noise`, from the shared states."""
 
 
 def has_global_seed() -> bool:

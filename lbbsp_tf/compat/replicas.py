@@ -21,20 +21,20 @@ STRATEGIES = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.MirroredS
 """Strategies with several replicas that `LoadBalancer` supports."""
 
 
-def _one_replica(_: bool, original: Method, self: StrategyBase | ReplicaContextBase) -> int:
+def _seen(number: int, original: Method, self: StrategyBase | ReplicaContextBase) -> int:
     # TensorFlow reads the same property to average the values of variables over replicas.
     caller = sys._getframe(3).f_globals.get("__name__", "")  # of the property, see `values.patch`
-    return original(self) if caller.startswith("tensorflow.python.distribute") else 1
+    return original(self) if caller.startswith("tensorflow.python.distribute") else number
 
 
 _viewed = PerThread(
-    *((owner, "num_replicas_in_sync", _one_replica) for owner in (StrategyBase, ReplicaContextBase))
+    *((owner, "num_replicas_in_sync", _seen) for owner in (StrategyBase, ReplicaContextBase))
 )
 
 
-def one_replica_view() -> AbstractContextManager[None]:
-    """Makes `num_replicas_in_sync` 1 in this thread, except for TensorFlow's own machinery."""
-    return _viewed(True)
+def replicas_view(number: int = 1) -> AbstractContextManager[None]:
+    """Sets `num_replicas_in_sync` in this thread, except for TensorFlow's own machinery."""
+    return _viewed(number)
 
 
 def bytes_per_pack(strategy: StrategyBase) -> int:

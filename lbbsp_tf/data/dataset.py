@@ -61,6 +61,14 @@ class Pipeline:
             batches = batches.prefetch(self.options.prefetch)
         return batches.with_options(self._tf_options())
 
+    def batch_of(self, samples: tf.Tensor) -> Nest:
+        """Returns the batch of some samples of the running step, in the graph of a step."""
+        with tf.device("/CPU:0"):
+            batch = self._plan.rows(samples)
+            for function in map(tf.function, self._functions()):  # converted as by tf.data
+                batch = function(*batch) if isinstance(batch, tuple) else function(batch)
+        return batch
+
     def epoch(self) -> tf.data.Dataset:
         """Returns the batches of one epoch, for a single worker."""
         steps = self.order.steps_per_epoch
@@ -88,14 +96,16 @@ class Pipeline:
 
     def _mapped(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """Applies the functions of samples and of batches."""
+        for function in self._functions():
+            batches = batches.map(function)
+        return batches
+
+    def _functions(self) -> Iterator[SampleMap]:
+        """Yields functions of a batch, to be applied in turn."""
         per_sample = composed(self.source.restore, self.options.map)
         if per_sample is not None:
-            batches = batches.map(
-                over_samples(per_sample, self.options.readers, self.options.padded)
-            )
-        for batch_map in self.batch_maps:
-            batches = batches.map(keeping_rows(batch_map))
-        return batches
+            yield over_samples(per_sample, self.options.readers, self.options.padded)
+        yield from map(keeping_rows, self.batch_maps)
 
     def _tf_options(self) -> tf.data.Options:
         """Returns options without automatic parallel maps and prefetching, which draw ahead."""

@@ -209,6 +209,7 @@ class Plan:
     ) -> None:
         self._session, self._order = session, order
         self._source, self._reads = source, reads
+        self._lock = threading.Lock()  # parts of a step are read while the next batch is
 
     def batches(self) -> tf.data.Dataset:
         """Returns the batches of an epoch, from the step that is running when it is opened on.
@@ -226,6 +227,14 @@ class Plan:
 
         return tf.data.Dataset.from_tensors(0).flat_map(steps).map(batch)
 
+    def rows(self, samples: tf.Tensor) -> Nest:
+        """Returns the batch of some samples of the running step, in a graph."""
+        return self._source.pack(self._call(Plan._rows, [samples], self._source.specs))
+
+    def _rows(self, samples: Indices) -> list[np.ndarray]:
+        with self._lock:
+            return self._source.rows(samples)
+
     def _first_step(self) -> list[np.int64]:
         self._session.use_order(self._order)
         return [np.int64(self._session.step)]
@@ -235,7 +244,8 @@ class Plan:
         place = divmod(self._session.step_of_order(step), self._order.steps_per_pass)
         samples = self._session.local_indices(step)
         once = lambda read: self._reads.get(step, read)  # noqa: E731
-        return self._source.read(Draw(step, *place, samples, once))
+        with self._lock:
+            return self._source.read(Draw(step, *place, samples, once))
 
     def _call(
         self,

@@ -160,7 +160,7 @@ class Trials:
             ]
             if one_replica:
                 added = compat.added_vectors_scaled(1.0 / samples, part)
-                patches = [compat.one_replica_view(), added, *patches]
+                patches = [compat.replicas_view(), added, *patches]
             like_all = same_for_all_samples
             sketches = sketches_as_one_process(train_step, part, *patches, summed=like_all)
             numbers = [tf.convert_to_tensor(value, tf.float64) for value in (*scalars, *targets)]

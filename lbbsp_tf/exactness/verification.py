@@ -39,7 +39,7 @@ def largest_error(
     """
 
     def whole() -> list[tf.Tensor]:
-        return sketches_as_one_process(train_step, batch, compat.one_replica_view())
+        return sketches_as_one_process(train_step, batch, compat.replicas_view())
 
     def weighted() -> list[tf.Tensor]:
         sketches: list[tf.Tensor] = []

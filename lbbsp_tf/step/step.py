@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import keras
 import tensorflow as tf
@@ -21,10 +23,13 @@ from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Method, Nest, replaced
 from lbbsp_tf.compat.metrics import whole_batches
-from lbbsp_tf.compat.random import noise_of_replica
+from lbbsp_tf.compat.random import Noise, noise_of
 from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.step.buckets import bytes_of
 from lbbsp_tf.step.train_step import TrainStep, Weighting
+
+if TYPE_CHECKING:
+    from lbbsp_tf.step.parts import Parts
 
 _NO_GRADIENT = (
     "a gradient through synchronised batch normalisation is taken of what is neither a mean nor a "
@@ -45,6 +50,7 @@ class BalancedStep:
     share_of_sample: tf.Variable  # 1 / X_k, set before the step runs
     share_seed: Callable[[], None]  # see `compat.shared_global_seed`
     bucket_bytes: int = 0  # see `in_buckets`
+    parts: Parts | None = None  # that the process claims, of its only replica
     traces: int = 0
 
     def __call__(self, placeholder: Nest = None) -> Nest:
@@ -58,6 +64,8 @@ class BalancedStep:
         share = tf.cast(count_rows(first_leaf(data)), tf.float64) * self.share_of_sample
         session = self.sessions[number]
         step = ReplicaStep(session, self.weighting, share, None, self.bucket_bytes)
+        if self.parts is not None:
+            step.add_parts = partial(self.parts.added, self)
         results = step.run(self.train_step.function, data)
         if not step.applied:
             raise ValueError(
@@ -89,6 +97,8 @@ class ReplicaStep:
     _share: tf.Tensor  # of the replica's batch in the samples of all replicas, a scalar of float64
     _keep: Callable[[Gradients], None] | None = None  # takes the sums, in a step without exchange
     _bucket_bytes: int = 0  # see `in_buckets`
+    replicas: ClassVar[int] = 0  # that a step sees that divides by them; 0: all of them
+    add_parts: Callable[[Gradients], Gradients] | None = None  # see `Parts.added`
     applied: int = 0  # calls of `apply` and `sum_gradients`
     _logged: int = 0  # scalars
     _targets: int = 0  # of gradients
@@ -103,14 +113,16 @@ class ReplicaStep:
         with ExitStack() as stack:
             stack.enter_context(compat.fresh_traces())
             if weighting.one_replica:
-                stack.enter_context(compat.one_replica_view())
+                stack.enter_context(compat.replicas_view())
                 stack.enter_context(compat.added_vectors_scaled(1.0 / share, data))
+            elif self.replicas:
+                stack.enter_context(compat.replicas_view(self.replicas))
             if weighting.by_tokens:
                 stack.enter_context(compat.token_means_scaled(self._token_factor))
             stack.enter_context(compat.intercepted_scalars(self._scalar))
             stack.enter_context(compat.intercepted_gradients(self._gradient))
             if self._keep is None:
-                stack.enter_context(noise_of_replica(self._session.rank))
+                stack.enter_context(noise_of(Noise(self._session.rank)))
             stack.enter_context(compat.intercepted_apply(self._apply))
             stack.enter_context(self._timed_collectives())
             stack.enter_context(whole_batches((share, self._collective)))
@@ -136,6 +148,8 @@ class ReplicaStep:
         factor = self._weighting.factor_of_logged(self._logged)
         self._logged += 1
         if factor is not None:
+            if self.replicas and not self._weighting.one_replica and factor != 1:
+                factor *= self._session.workers / self.replicas  # the value is multiplied by it
             value = tf.cast(value, tf.float64) * factor / self._share
         return value, self._share if weight is None else weight
 
@@ -162,6 +176,8 @@ class ReplicaStep:
         if not present:
             return grads
         exchanges = not (self._has_exchanged or self._keep)
+        if exchanges and self.add_parts:
+            present = self.add_parts(present)
         reduced = iter((self._with_exchange if exchanges else self._collective)(present))
         return [None if g is None else next(reduced) for g in grads]
 
@@ -177,11 +193,11 @@ class ReplicaStep:
         arrived: list[tf.Tensor] = []
         for bucket in buckets:
             computed = [grads[place] for place in bucket]
-            begun = _call(overlap.begin, after=[*arrived[-1:], *computed])  # sent one by one
+            begun = call_after(overlap.begin, after=[*arrived[-1:], *computed])  # sent one by one
             found = _all_reduce(computed)
-            arrived.append(_call(overlap.end, after=[*found, begun]))
+            arrived.append(call_after(overlap.end, after=[*found, begun]))
             sums.update(zip(bucket, found, strict=True))
-        row = _call(session.before_allreduce, after=grads, returns=tf.float32)
+        row = call_after(session.before_allreduce, after=grads, returns=tf.float32)
         row.set_shape((session.width,))
         # Zeros with this worker's message in its row, shape (workers, width).
         slots = tf.one_hot(session.rank, session.workers)[:, None] * row[None, :]
@@ -190,13 +206,15 @@ class ReplicaStep:
         *found, rows = _all_reduce([*_after(row, [grads[place] for place in last]), slots])
         sums.update(zip(last, found, strict=True))
         grads = [sums[place] for place in range(len(grads))]
-        return _after(_call(session.after_allreduce, rows, after=[*grads, *arrived, rows]), grads)
+        return _after(
+            call_after(session.after_allreduce, rows, after=[*grads, *arrived, rows]), grads
+        )
 
     def _collective(self, tensors: Gradients, run: Method | None = None) -> Gradients:
         """Sums tensors over workers, or runs another collective; the wait is not busy time."""
-        paused = _call(self._session.meter.begin_wait, after=tensors)
+        paused = call_after(self._session.meter.begin_wait, after=tensors)
         tensors = (run or _all_reduce)(_after(paused, tensors))
-        return _after(_call(self._session.meter.end_wait, after=tensors), tensors)
+        return _after(call_after(self._session.meter.end_wait, after=tensors), tensors)
 
     @contextmanager
     def _timed_collectives(self) -> Iterator[None]:
@@ -244,7 +262,7 @@ def _all_reduce(tensors: Gradients) -> list[Gradient]:
     return [summed[i] for i in range(len(tensors))]
 
 
-def _call(
+def call_after(
     function: Method, *inputs: tf.Tensor, after: Gradients, returns: tf.DType | None = None
 ) -> tf.Tensor:
     """Calls a Python function from the graph, on the host, after computing the tensors `after`."""

@@ -88,7 +88,7 @@ def _names_of_losses(model: keras.Model) -> str:
 class Weighting:
     """How the gradients of a train step are weighted, so that they sum to that of the whole batch.
 
-    A train step runs as in a single process: it sees one replica (`compat.one_replica_view`) and
+    A train step runs as in a single process: it sees one replica (`compat.replicas_view`) and
     this worker's samples. If its loss is a mean over samples, the gradient of the whole batch is
     ``sum_i (x_i / X) g_i``; if it is a sum, ``sum_i g_i``. Which of them holds is not assumed but
     proven on a few samples, see `lbbsp_tf.exactness.proof`.

@@ -78,6 +78,14 @@ def test_the_others_end_and_name_the_worker(workers, fault, status, says):
     assert re.search(rf"worker 1 \(.*\) {says}", said)
 
 
+@pytest.mark.parametrize("victim", [1, *campaign(0)])
+def test_a_worker_that_dies_with_a_part_of_a_step_ends_the_job(capfd, victim):
+    job = run("faults", "kill_in_part", str(victim), SILENCE, "share_work=0.5", workers=2)
+    assert time.time() - fault_time(job.text) < BOUND_SECONDS
+    assert job.status == 128 + signal.SIGKILL
+    assert f"worker {victim} was ended by SIGKILL" in capfd.readouterr().err
+
+
 @pytest.mark.campaign
 def test_a_short_stop_is_survived():
     job = run("faults", "stop_for_5_s", "1", workers=2)

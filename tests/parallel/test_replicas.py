@@ -12,6 +12,7 @@ CASES = [
         "own_logs",
         "by_work",
         "verified",
+        "shares_no_work",
         campaign=["dense", "scalar_loss", "accumulation_ema", "prefetch"],
     ),
     *on(

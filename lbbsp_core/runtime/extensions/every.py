@@ -12,12 +12,14 @@ from lbbsp_core.runtime.extensions.settings import SettingsComparison
 from lbbsp_core.runtime.extensions.step_figures import StepFigures
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.extensions.weights import WeightComparison
+from lbbsp_core.runtime.extensions.work_sharing import WorkSharing
 
 EXTENSIONS: Final[tuple[type[StepExtension], ...]] = (
     WeightComparison,
     SettingsComparison,
     Stopping,
     BoundsNotice,
+    WorkSharing,
     StepFigures,
     Recording,
     Metrics,

@@ -138,6 +138,14 @@ class StepMeter:
         finally:
             self.end_wait()
 
+    def elapsed(self) -> float:
+        """Returns the busy seconds of the running step so far."""
+        return self._timer.reach()
+
+    def add_busy(self, seconds: float) -> None:
+        """Adds to the busy seconds of the running step, or subtracts from them."""
+        self._timer.add(seconds)
+
     def reach(self) -> Reading:
         """Returns the measurement of the step; call it on reaching the barrier."""
         busy_seconds = self._timer.reach()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from lbbsp_core.cost import Cost
 from lbbsp_core.order import Indices, Order, Snapshot
 from lbbsp_core.policy import BatchConstraints, Sizes
+from lbbsp_core.reserve import Split, split
 from lbbsp_core.runtime.loop import bounds as chain
 from lbbsp_core.sampled_order import order_of
 from lbbsp_core.types import Limits
@@ -41,6 +42,7 @@ class Schedule:
         self._order: Order | None = None
         self._order_start = 0
         self._plans: dict[int, _Plan] = {}
+        self._percents: dict[int, int] = {}
         self._set_lag(lag)
 
     def _use_bounds(self, trace: chain.Trace) -> None:
@@ -113,11 +115,41 @@ class Schedule:
         Raises:
             LookupError: There is no order, or the plan of the step is not decided yet.
         """
+        if self.workers == 1 and self._order:  # without plans: may be drawn ahead without limit
+            return self._order.indices(self.step_of_order(step))
+        return self._slice(step, self.rank)
+
+    def reserve_indices(self, step: int) -> Indices:
+        """Returns the samples of a global step that its plan assigns to no worker."""
+        return self._slice(step, self.workers)
+
+    def _slice(self, step: int, part: int) -> Indices:
+        """Returns a part of a step: that of a worker, or the reserve behind all of them."""
         if self._order is None:
             raise LookupError("there is no order to draw samples from: call use_order() first")
-        if self.workers == 1:  # independent of plans, so steps may be drawn ahead without limit
-            return self._order.indices(self.step_of_order(step))
-        return self._order.slice(self.step_of_order(step), self.rank, self.sizes(step))
+        mains, reserve = self.split(step)
+        return self._order.slice(self.step_of_order(step), part, [*mains, reserve])
+
+    def split(self, step: int) -> Split:
+        """Returns the plan of a step, divided into main parts and a reserve.
+
+        Raises:
+            LookupError: The plan of the step is not decided yet, or no longer stored.
+        """
+        return split(self.sizes(step), self.percent(step), self.constraints.granularity)
+
+    def percent(self, step: int) -> int:
+        """Returns the fraction of a step that is kept back for its reserve."""
+        return self._percents.get(step, 0)
+
+    def keep_back(self, step: int, percent: int) -> None:
+        """Keeps a fraction of a step back for its reserve, the same on all workers."""
+        known = {at: kept for at, kept in self._percents.items() if at >= self.step}
+        self._percents = {**known, step: percent}
+
+    def keep_nothing_back(self) -> None:
+        """Leaves all known steps without a reserve."""
+        self._percents = {}
 
     def step_of_order(self, step: int) -> int:
         """Returns the number of a global step, counted from the start of the order."""

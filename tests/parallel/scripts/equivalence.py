@@ -1,9 +1,11 @@
 """Trains every case on uneven, changing batches, then in one process on whole batches.
 
-A case ``NAME/BYTES`` sends its gradients in packs of so many bytes.
+A case ``NAME/BYTES`` sends its gradients in packs of so many bytes. In one ``NAME/shared`` workers
+claim 40 % of each step in parts.
 """
 
 import sys
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -15,6 +17,7 @@ from lbbsp_core import EpochBalanced, LeaderStraggler, LoadBalanced, Proportiona
 from lbbsp_core.runtime.exchange.buckets import in_buckets
 from lbbsp_tf.compat import replaced
 from lbbsp_tf.step import step
+from lbbsp_tf.step.parts import Parts
 
 L = keras.layers
 rng = np.random.default_rng(0)
@@ -147,17 +150,31 @@ def train(name):
     case, _, size = name.partition("/")
     policy = POLICIES.get(case)
     mapped = (lambda x: 2.0 * x) if case == "map" else (lambda x: x)
-    buckets = []
+    buckets, parts = [], []
 
     def counted(sizes, size):
         buckets.append(in_buckets(sizes, size))
         return buckets[-1]
 
-    size = int(size) if size else options.bytes_per_pack
-    with replaced(options, "bytes_per_pack", size), replaced(step, "in_buckets", counted):
+    def claimed(all_parts):
+        samples = claim(all_parts)
+        parts.extend([len(samples)] * bool(len(samples)))
+        return samples
+
+    claim = Parts.claim
+    trained, shares = CASES[case], size == "shared"
+    if shares:
+        trained = replace(trained, balancer={**trained.balancer, "share_work": 0.4})
+    size = int(size) if size.isdigit() else options.bytes_per_pack
+    with (
+        replaced(options, "bytes_per_pack", size),
+        replaced(step, "in_buckets", counted),
+        replaced(Parts, "claim", claimed),
+    ):
         slow = 0.02 if policy else 0.0
-        compare(name, strategy, CASES[case], policy, mapped=mapped, slow=slow)
+        compare(name, strategy, trained, policy, mapped=mapped, slow=slow)
     result(f"{name}/buckets", max(map(len, buckets)))
+    result(f"{name}/parts", len(parts))
 
 
 for name in sys.argv[1:] or CASES:

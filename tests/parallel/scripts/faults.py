@@ -10,7 +10,8 @@ import time
 
 fault, victim = sys.argv[1], int(sys.argv[2])
 options = {name: float(value) for name, value in (each.split("=") for each in sys.argv[3:])}
-PHASES = ("at_import", "at_strategy", "at_balancer", "in_evaluation", "after_training", "after_fit")
+PHASES = ("at_import", "at_strategy", "at_balancer", "in_evaluation", "after_training", "after_fit",
+          "in_part")  # fmt: skip
 where = next((phase for phase in PHASES if fault.endswith(phase)), "in_step")
 what = fault.removesuffix(f"_{where}")
 
@@ -85,6 +86,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lbbsp_tf  # noqa: E402
+from lbbsp_tf.step.parts import Parts  # noqa: E402
 
 meet("at_import")
 
@@ -113,6 +115,18 @@ class Evaluated(keras.callbacks.Callback):
         meet("in_evaluation")
 
 
+claim = Parts.claim
+
+
+def claimed(parts):
+    """Meets with the fault when this worker has claimed a part."""
+    samples = claim(parts)
+    if len(samples) and balancer._session.step > 5:
+        meet("in_part")
+    return samples
+
+
+Parts.claim = claimed
 x = np.random.default_rng(0).normal(size=(16 * 20, 6)).astype("f4")
 callbacks = [balancer, Fault()]
 if fault.endswith("checkpoint"):  # makes a folder on all workers but the chief

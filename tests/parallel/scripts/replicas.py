@@ -125,6 +125,7 @@ CASES = {
         dense, FEATURES, TARGETS, data={"prefetch": 1, "work": rng.lognormal(size=SAMPLES)}
     ),
     "verified": Trained(dense, FEATURES, TARGETS, balancer={"verify": True}),
+    "shares_no_work": Trained(dense, FEATURES, TARGETS, balancer={"share_work": "auto"}),
 }
 
 

@@ -1,0 +1,137 @@
+"""Work sharing in the trainings of one balancer: whether a train step allows it, and from when.
+
+Nothing is done, and nothing traced, before a step is to have a reserve for the first time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import tensorflow as tf
+
+from lbbsp_core.reserve import AUTO, mode_of
+from lbbsp_core.runtime.extensions.work_sharing import WorkSharing
+from lbbsp_core.runtime.loop.session import WorkerSession
+from lbbsp_tf.cluster import addresses
+from lbbsp_tf.compat import Nest
+from lbbsp_tf.data.dataset import Pipeline
+from lbbsp_tf.exactness.probe import Probe, sketch_of
+from lbbsp_tf.exchange.claims import counters
+from lbbsp_tf.step.parts import Parts, PartStep
+from lbbsp_tf.step.step import BalancedStep
+from lbbsp_tf.step.train_step import Weighting
+
+logger = logging.getLogger("lbbsp.tf")
+
+_SEED = "seed_generator_state"  # in the name of a state of noise; that of parts leaves it
+
+
+class Sharing:
+    """Work sharing in the trainings of one balancer.
+
+    Args:
+        share_work: See `LoadBalancer`.
+        strategy: Strategy of the user.
+        sessions: Sessions of this process's replicas.
+    """
+
+    def __init__(
+        self,
+        share_work: bool | str | float,
+        strategy: tf.distribute.Strategy,
+        sessions: Sequence[WorkerSession],
+    ) -> None:
+        self._is_required = share_work not in (False, AUTO)
+        self._extensions = [session.extensions[WorkSharing] for session in sessions]
+        for extension in self._extensions:
+            extension.mode = mode_of(share_work)
+        self._strategy, self._session = strategy, sessions[0]
+        self._parts: Parts | None = None
+
+    def begin_step(self, step: BalancedStep, pipeline: Pipeline) -> Parts | None:
+        """Returns the parts of the running step, if it has a reserve; call it before the step.
+
+        Raises:
+            ValueError: The training must share work, and cannot; in its first step.
+        """
+        extension = self._extensions[0]
+        if not extension.mode:
+            return None
+        is_asked = self._is_required or len(self._extensions) > 1 or extension.wants_reserve
+        if extension.allowed is None and is_asked:
+            self._session.exclude_step()
+            self._allow(step, pipeline)
+        claims = extension.begin(self._session.meter.elapsed)
+        if claims is None or self._parts is None:
+            return None
+        self._parts.begin_step(claims)
+        return self._parts
+
+    def _allow(self, step: BalancedStep, pipeline: Pipeline) -> None:
+        """Notes whether the training may share work; a collective."""
+        session, clock = self._session, time.time_ns()
+        why = self._obstacle(step, pipeline)
+        if why is None:
+            counter = counters(addresses(self._strategy.cluster_resolver)[0])
+            if self._parts is None or not self._parts.are_of(step, pipeline):
+                self._parts = Parts(session, counter, step, pipeline)
+            if counter.trial_seconds(f"lbbsp/trial/{session.rank}/{clock}") is None:
+                why = "TensorFlow's coordination service does not count"
+        told = session.collectives.all_gather([int(why is None), clock % (1 << 40)])
+        able = [flag for flag, _ in told]
+        for extension in self._extensions:
+            extension.allowed = all(able)
+        if all(able) and self._parts is not None:
+            self._parts.name = str(told[0][1])
+            return
+        why = why or f"worker {able.index(0)} cannot, and says why"
+        if self._is_required:
+            raise ValueError(f"steps cannot share work, because {why}: leave share_work out")
+        if session.rank == able.index(0):
+            logger.warning("steps do not share work, because %s", why)
+
+    def _obstacle(self, step: BalancedStep, pipeline: Pipeline) -> str | None:
+        """Returns why parts of a step cannot be computed apart; None if they can."""
+        train_step, source = step.train_step, pipeline.source
+        if len(step.sessions) > 1 or self._session.collectives.workers == 1:
+            return "each process has several devices: start a worker for each device"
+        if train_step.in_loop:
+            return "a custom loop takes the results of its train step: fit can"
+        if tf.config.functions_run_eagerly():
+            return "functions run eagerly"
+        if source.records is not None or source.is_sequential or source.by_batch:
+            return "the data set can only be read in its own order: pass arrays"
+        if pipeline.order.work is not None:
+            return "plans divide work=, not samples"
+        if step.weighting == Weighting.chosen("sum"):
+            return 'weight_by="sum" does not tell what is logged: leave it out'
+        return self._obstacle_in_step(step, pipeline)
+
+    def _obstacle_in_step(self, step: BalancedStep, pipeline: Pipeline) -> str | None:
+        """Runs the train step on a part, without any effect."""
+        name, function = step.train_step.name, step.train_step.function
+        samples = pipeline.order.indices(0)[:2]
+        part = PartStep(self._session, step.weighting, tf.constant(1.0, tf.float64))
+
+        def replica() -> Nest:
+            batch = pipeline.batch_of(tf.constant(samples))
+            return sketch_of(part.gradients(function, batch, tf.constant(samples[0])))
+
+        try:
+            _, written = Probe(self._strategy, replica, nullcontext).run()
+        except Exception as error:
+            if not part.has_met:
+                return f"{name} fails on a part of a batch: {error}"
+            return (
+                f"{name} needs all workers before it applies gradients, as synchronised batch "
+                "normalisation, means over tokens and metrics written by hand do"
+            )
+        if part.applied > 1:
+            return f"{name} applies gradients {part.applied} times"
+        names = [each.name for each in written if not (each.is_local or _SEED in each.name)]
+        if names:
+            return f"{name} assigns {', '.join(names)} besides the optimizer's apply"
+        return None

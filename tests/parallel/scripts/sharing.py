@@ -1,0 +1,188 @@
+"""Steps that share work: which cannot, and what happens to one whose claims are not answered."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from comparison import SAMPLES, Trained, compare
+from report import answer_all, result
+
+import lbbsp_tf
+from lbbsp_tf import service
+from lbbsp_tf.exchange.claims import Counters
+
+L = keras.layers
+X = 16
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(SAMPLES, 4)).astype("f4")
+LABELS = rng.integers(0, 3, SAMPLES)
+x, y = FEATURES[: 20 * X], LABELS[: 20 * X]
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+rank = strategy.cluster_resolver.task_id
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+class Averaged(keras.Model):
+    """Keeps a running mean of its weights, besides what the optimizer applies."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.mean = self.add_weight(shape=(4, 3), trainable=False, name="mean")
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.mean.assign(0.9 * self.mean + 0.1 * self.layers[-1].kernel)
+        return logs
+
+
+class Twice(keras.Model):
+    """Applies two gradients in a step."""
+
+    def train_step(self, data):
+        for _ in range(2):
+            logs = super().train_step(data)
+        return logs
+
+
+class MeanOfWorkers(keras.Model):
+    """Asks all workers before it applies gradients."""
+
+    def train_step(self, data):
+        mean = tf.distribute.get_replica_context().all_reduce("MEAN", data[0])
+        return super().train_step((data[0] + 0.0 * mean[:1], data[1]))
+
+
+class LargestMargin(keras.metrics.Metric):
+    """Written by hand: all workers give it the samples of all."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = self.add_weight(shape=(), initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(y_pred)))
+
+    def result(self):
+        return self.largest.value
+
+
+def model(*layers, kind=keras.Sequential, metrics=None, run_eagerly=False):
+    with strategy.scope():
+        if kind is keras.Sequential:
+            built = kind([L.Input((4,)), *layers, L.Dense(3)])
+        else:
+            inputs = L.Input((4,))
+            built = kind(inputs, L.Dense(3)(inputs))
+        built.compile("sgd", LOSS, metrics=metrics and metrics(), run_eagerly=run_eagerly)
+    return built
+
+
+def plain(distributed):
+    built = keras.Sequential([L.Input((4,)), L.Dense(3)])
+    built.compile(keras.optimizers.SGD(0.1), LOSS)
+    return built
+
+
+def fit(built, data=lambda balancer: balancer.dataset(x, y), **options):
+    balancer = lbbsp_tf.LoadBalancer(strategy, X, **{"share_work": True, **options})
+    given = data(balancer)
+    built.fit(given, steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer], verbose=0)
+    return balancer
+
+
+def by_loop():
+    balancer = lbbsp_tf.LoadBalancer(strategy, X, share_work=True)
+    with balancer.loop(model().train_step, balancer.dataset(x, y)) as loop:
+        for _ in loop.epoch():
+            pass
+
+
+def records(balancer):
+    return balancer.dataset(tf.data.Dataset.from_tensor_slices((x, y)))
+
+
+CASES = {
+    "synchronized_batch_norm": lambda: fit(model(L.BatchNormalization(synchronized=True))),
+    "batch_norm": lambda: fit(model(L.BatchNormalization()), weight_by="samples"),
+    "frozen_batch_norm": lambda: fit(model(L.BatchNormalization(trainable=False))),
+    "metric_by_hand": lambda: fit(model(metrics=lambda: [LargestMargin()])),
+    "averaged_weights": lambda: fit(model(kind=Averaged)),
+    "mean_of_workers": lambda: fit(model(kind=MeanOfWorkers), weight_by="samples"),
+    "two_applies": lambda: fit(model(kind=Twice)),
+    "run_eagerly": lambda: fit(model(run_eagerly=True)),
+    "work": lambda: fit(model(), lambda it: it.dataset(x, y, work=np.ones(len(x)))),
+    "tf_data": lambda: fit(model(), records),
+    "weight_by_sum": lambda: fit(model(), weight_by="sum"),
+    "loop": by_loop,
+    "no_fraction": lambda: fit(model(), share_work=0.9),
+    "dropout": lambda: fit(model(L.Dropout(0.5)), share_work=0.4),
+}
+
+
+def doubled(features, label):
+    if features[0] > 0:  # converted to tf.cond
+        features = 2 * features
+    return features, label
+
+
+def fit_again():
+    """Fits a model twice, on other data the second time, with and without sharing."""
+    weights = []
+    for share_work in (False, 0.4):
+        keras.utils.set_random_seed(0)
+        built = model(L.Dense(8, "tanh"))
+        balancer = lbbsp_tf.LoadBalancer(strategy, X, share_work=share_work)
+        lines = []
+        balancer._session.observers.append(lines.append)
+        for sign in (1, -1):
+            feed = balancer.dataset(sign * x, y, map=doubled)
+            built.fit(
+                feed, steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer], verbose=0
+            )
+        weights.append([*map(tf.convert_to_tensor, built.get_weights())])
+    differences = [float(tf.reduce_max(abs(a - b))) for a, b in zip(*weights, strict=True)]
+    result("again", {
+        "difference": max(differences),
+        "samples": [sum(line.sizes) for line in lines],
+        "shared": ["parts" in line.values for line in lines],
+    })  # fmt: skip
+
+
+def stop_the_chief():
+    """Stops worker 0 for two seconds when the other one claims a part."""
+    add, shared, stopped, chief = Counters.add, [], [], pid_of_chief()
+
+    def added(counters, key, number):
+        step = int(key.rsplit("/", 1)[1])
+        shared.append(step)
+        if rank == 1 and step >= 6 and not stopped:
+            stopped.append(step)
+            again = f"import os, time; time.sleep(2); os.kill({chief}, {signal.SIGCONT})"
+            subprocess.Popen([sys.executable, "-c", again])
+            os.kill(chief, signal.SIGSTOP)
+        return add(counters, key, number)
+
+    balancer = {"share_work": 0.5, "weight_by": "samples"}
+    Counters.add = added
+    try:
+        compare("stopped", strategy, Trained(plain, FEATURES, LABELS, balancer=balancer))
+    finally:
+        Counters.add = add
+    result("last_shared_step", max(shared))
+    result("stopped_at", stopped)
+
+
+def pid_of_chief():
+    if rank == 0:
+        service.write("sharing-test/pid", str(os.getpid()))
+    return int(service.wait_for("sharing-test/pid", 60_000))
+
+
+if __name__ == "__main__":
+    answer_all(CASES)
+    fit_again()
+    stop_the_chief()
