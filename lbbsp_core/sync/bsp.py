@@ -26,6 +26,7 @@ class BSP(SSP):
     """
 
     keeps_pushes: ClassVar[bool] = True
+    ends_together: ClassVar[bool] = True  # every iteration, on all workers: they may share its work
     staleness: float = field(default=0, init=False, repr=False)
 
     def push(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:

@@ -21,6 +21,7 @@ from lbbsp_core.validate import require_integer, require_positive
 from lbbsp_mx import cluster, env
 from lbbsp_mx.fence import wait_for
 from lbbsp_mx.parameters import (
+    Arrays,
     Parameters,
     as_created,
     devices_of,
@@ -62,6 +63,11 @@ class AsyncTrainer(gluon.Trainer):
             see `lbbsp_core.registry`.
         global_batch_size: X, the samples in one batch of each of the N workers.
         wait_seconds: Maximum seconds that an iteration waits for other workers or for a server.
+        share_work: Whether a part of each iteration is left to whoever has finished its own, see
+            docs/sharing.md; needs ``sync=BSP()``, and a DataLoader that draws each batch when it is
+            needed: without ``num_workers`` and ``prefetch``. True and ``"auto"`` do so where
+            measured times say that it saves time; a number in [0.01, 0.8] is the part of every
+            iteration that is shared.
         **options: Options of `lbbsp_core.SessionOptions`. The policy defaults to `Even`;
             `FixedShares` and `LoadBalanced` (for LB + SSP, LB + ASP) work as well and decide
             whenever every worker has pushed once more. The cost must be `Proportional` or
@@ -93,6 +99,7 @@ class AsyncTrainer(gluon.Trainer):
         sync: Synchroniser | str,
         global_batch_size: int,
         wait_seconds: float = 1800.0,
+        share_work: bool | str | float = False,
         **options: Unpack[AsyncOptions],
     ) -> None:
         chosen = SessionOptions.of(options, AsyncTrainer.__init__)
@@ -117,6 +124,7 @@ class AsyncTrainer(gluon.Trainer):
             servers, sync, global_batch_size, chosen,
             framework="mxnet", versions={"mxnet": mx.__version__},
             facts=f"parameters of {[tuple(param.shape) for param in params]}",
+            share_work=share_work,
             devices=devices_of(params[0].list_ctx()).names,
         )  # fmt: skip
         self._optimizer.rescale_grad = self._scale / global_batch_size
@@ -142,19 +150,25 @@ class AsyncTrainer(gluon.Trainer):
         require_integer("epochs", epochs, 1)
         self._session.use_samples(num_samples)
         stream = SampleStream(num_samples, self._session.options.seed)
-        return StreamSampler(self._session, stream, epochs)
+        return StreamSampler(self, stream, epochs)
 
     def exclude_step(self) -> None:
         """Excludes the running iteration from learning, because it contains other work."""
         self._session.exclude_step()
 
-    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Pushes this worker's gradient, waits until it may proceed, and reads the model.
+
+        With `share_work` the next batch may be a further part of the same iteration: then the
+        gradient is kept until the last part of this worker.
 
         Args:
             batch_size: Samples in the batch, as drawn.
             ignore_stale_grad: Whether parameters that the batch does not use stay out of the push;
                 otherwise they are refused, as by gluon.
+
+        Returns:
+            Whether the iteration has ended.
 
         Raises:
             ValueError: The batch size differs from that of the batch which was drawn.
@@ -165,12 +179,27 @@ class AsyncTrainer(gluon.Trainer):
         clear_stale(params)
         self._update(ignore_stale_grad)  # without updaters it only checks the gradients
         self._servers.wait_for_gradients()
+        if self._session.claim_part(batch_size):
+            self._servers.keep_gradients()
+            mark_gradients(params, is_fresh=False)
+            return False
+        self._end_iteration(batch_size)
+        return True
+
+    def _leave_iteration(self) -> None:
+        """Pushes what is kept of an iteration that the user's loop has left before its end."""
+        if self._session.drop_part():
+            self._end_iteration(0)
+
+    def _end_iteration(self, batch_size: int) -> None:
+        self._servers.add_kept()
         self._session.end_step(batch_size)
-        mark_gradients(params, is_fresh=False)
+        mark_gradients([self._params[i] for i in self._servers.learning], is_fresh=False)
         self._read(self._servers.learning)
 
     def finish(self) -> None:
         """Leaves the training, waits until all workers have left, and reads the final model."""
+        self._leave_iteration()
         self._session.finish()
         self._read(self._servers.learning)
         self._session.close()
@@ -251,8 +280,8 @@ class AsyncTrainer(gluon.Trainer):
 class StreamSampler(gluon.data.Sampler):
     """Batches of this worker, assigned by the coordinator on request."""
 
-    def __init__(self, session: AsyncSession, stream: SampleStream, epochs: int) -> None:
-        self._session, self._stream, self._epochs = session, stream, epochs
+    def __init__(self, trainer: AsyncTrainer, stream: SampleStream, epochs: int) -> None:
+        self._trainer, self._stream, self._epochs = trainer, stream, epochs
         self._limit = 0
 
     def __len__(self) -> int:
@@ -263,9 +292,11 @@ class StreamSampler(gluon.data.Sampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         self._limit += self._epochs * self._stream.num_samples
-        self._session.begin_epoch()
+        session = self._trainer._session
+        self._trainer._leave_iteration()
+        session.begin_epoch()
         while True:
-            begin, end = self._session.claim(self._limit)
+            begin, end = session.claim(self._limit)
             if begin >= end:
                 return
             yield self._stream.take(begin, end).tolist()
@@ -281,6 +312,7 @@ class _Servers:
         self.learning = learning(params)
         self._answers = mx.nd.array(coordination.empty_questions(self.workers))
         self._params = params
+        self._kept: dict[int, Arrays] = {}  # sums over the parts of an iteration, by parameter
         # Ends the process if the wait inside the context takes too long.
         self.waiting = partial(runtime().waiting, wait_seconds, owner="lbbsp_mx.AsyncTrainer")
 
@@ -333,6 +365,27 @@ class _Servers:
                 gradients = [self._params[i].list_grad() for i in numbers]
                 self._native.push([first + i for i in numbers], gradients)
             mx.nd.waitall()
+
+    def keep_gradients(self) -> None:
+        """Adds this worker's new gradients to those of earlier parts of its iteration."""
+        self.add_kept()
+        fresh = clear_stale(self._params[i] for i in self.learning)
+        for i, new in zip(self.learning, fresh, strict=True):
+            if new:
+                self._kept[i] = [array.copy() for array in self._params[i].list_grad()]
+
+    def add_kept(self) -> None:
+        """Adds the gradients that were kept to the new ones."""
+        for i, kept in self._kept.items():
+            for total, data, gradient in zip(
+                kept, self._params[i]._data, self._params[i].list_grad(), strict=True
+            ):
+                if data._fresh_grad:
+                    gradient += total
+                else:
+                    total.copyto(gradient)
+                data._fresh_grad = True
+        self._kept = {}
 
     def wait_for_gradients(self) -> None:
         """Waits until this worker has computed its gradients."""

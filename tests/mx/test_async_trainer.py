@@ -67,6 +67,15 @@ def test_layers_that_a_batch_does_not_use_are_refused_or_stay_as_in_gluon(sync, 
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
+def test_sharing_needs_iterations_that_end_together():
+    with pytest.raises(
+        ValueError, match=r"got sync=SSP\(staleness=2\): use BSP\(\), or leave share_work out"
+    ):
+        asynchronous(network(), sync=SSP(2), share_work=0.5)
+    with pytest.raises(ValueError, match='share_work must be True, False, "auto", or a fraction'):
+        asynchronous(network(), sync=BSP(), share_work="always")
+
+
 def test_an_epoch_at_a_time():
     net = network()
     trainer = asynchronous(net)

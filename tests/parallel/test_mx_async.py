@@ -1,5 +1,6 @@
 """Workers that are not in step, on real parameter servers: every scheme, one worker 3x slower."""
 
+import signal
 from collections import Counter
 from functools import cache
 from importlib.util import find_spec
@@ -118,6 +119,33 @@ def test_batches_follow_speeds_while_workers_run_ahead(tmp_path, policy):
     assert max(line.lead for line in pushes) <= MOST["ssp"]
     drawn = Counter(sample for rank in range(3) for sample in done.results(rank)["drawn"])
     assert set(drawn.values()) == {EPOCHS}
+
+
+@pytest.mark.parametrize("policy", ["lbbsp", *campaign("even", "proportional")])
+def test_parts_of_an_iteration_are_learned_as_one(tmp_path, policy):
+    """The third worker is slow, and half of each iteration is left to who is done early."""
+    done = job(tmp_path, "bsp", policy, "shares")
+    assert done.status == 0
+    results, pushes = [done.results(rank) for rank in range(3)], read_run(tmp_path).pushes
+    assert results[0]["difference"] <= 2e-6
+    drawn = Counter(sample for result in results for sample in result["drawn"])
+    assert set(drawn.values()) == {EPOCHS}
+    for rank, result in enumerate(results):
+        mine = [line for line in pushes if line.worker == rank]
+        assert result["ends"] == len(mine)
+        assert sum(line.samples for line in mine) == len(result["drawn"])
+    by_iteration = Counter()
+    for line in pushes:
+        by_iteration[line.iteration] += line.parts
+    assert not by_iteration[0]
+    assert min(by_iteration[number] for number in range(1, EPOCHS * SAMPLES // 48)) > 0
+
+
+@pytest.mark.campaign
+def test_a_worker_that_dies_with_a_part_of_an_iteration_ends_the_job(tmp_path, capfd):
+    done = job(tmp_path, "bsp", "lbbsp", "shares_and_dies")
+    assert done.status == 128 + signal.SIGKILL
+    assert "worker 1 was ended by SIGKILL" in capfd.readouterr().err
 
 
 @pytest.mark.campaign

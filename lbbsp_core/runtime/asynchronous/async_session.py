@@ -18,9 +18,16 @@ from typing import Protocol
 from lbbsp_core._version import __version__
 from lbbsp_core.cost import Cost
 from lbbsp_core.cost.online import CostShape
+from lbbsp_core.measure import PartTimer
 from lbbsp_core.policy import BatchConstraints, Even, FirstUses
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.registry import SYNCHRONISERS
+from lbbsp_core.reserve import (
+    CLAIM_SECONDS,
+    SLOW_CLAIM_SECONDS,
+    PartCosts,
+    mode_of,
+)
 from lbbsp_core.runtime.asynchronous.coordination import (
     TOLD_INTEGERS,
     Answer,
@@ -31,7 +38,9 @@ from lbbsp_core.runtime.asynchronous.coordination import (
     question_table,
     read_answer,
     read_log,
+    report_integers,
 )
+from lbbsp_core.runtime.asynchronous.reserves import PartsReport, Reserves
 from lbbsp_core.runtime.exchange import protocol
 from lbbsp_core.runtime.exchange.collectives import to_integers
 from lbbsp_core.runtime.exchange.handshake import Identity
@@ -90,6 +99,7 @@ class AsyncSession:
         framework: Name of the framework, for the run record.
         versions: Versions of the framework's packages, for the run record.
         facts: Further facts, as text, that must be the same on all workers.
+        share_work: See `lbbsp_mx.AsyncTrainer`.
         devices: Devices of this process as short texts, for the run record.
 
     Raises:
@@ -106,11 +116,19 @@ class AsyncSession:
         framework: str,
         versions: Mapping[str, str],
         facts: str,
+        share_work: bool | str | float = False,
         devices: Sequence[str] = (),
     ) -> None:
+        sharing = mode_of(share_work)
         options.check_asynchronous(servers.rank)
         self.servers, self.options = servers, options
         self.sync = SYNCHRONISERS.resolve(sync)
+        if sharing and not getattr(self.sync, "ends_together", False):
+            raise ValueError(
+                "share_work needs a sync under which all workers end an iteration together, got "
+                f"sync={self.sync!r}: use BSP(), or leave share_work out"
+            )
+        self._sharing = sharing if servers.workers > 1 else 0
         self.policy = policy = options.choose_policy(Even(), rank=servers.rank)
         workers = servers.workers
         known = BatchConstraints(
@@ -136,11 +154,16 @@ class AsyncSession:
         self._first_uses = FirstUses()
         self._forecast: Cost | None = None
         self._drivers: tuple[float, ...] = ()
-        chosen = f"{described(self.sync)} {self.constraints} {described(policy)}"
+        self._costs, self._claim_seconds = PartCosts(), CLAIM_SECONDS
+        self._overhead = 0.0  # of an iteration, in samples
+        chosen = f"{described(self.sync)} {self.constraints} {described(policy)} {self._sharing}"
         self._facts = f"{__version__} {chosen}, {facts}"
         self._answer = Answer()
         self._asked = 0  # questions, and samples of the batches that are drawn:
         self._claims: list[int] = []
+        self._limit = 0
+        self._part: tuple[int, int] | None = None  # that has been claimed, and not yet drawn
+        self._parts: PartTimer | None = None  # of the running iteration, if it has a reserve
         self._data_sets = 0
         self._iterations = self._updates_seen = 0
         self._departed = False
@@ -165,12 +188,14 @@ class AsyncSession:
 
     def make_service(self) -> CoordinatorService:
         """Creates the service that worker 0 sends to the server, together with the optimizer."""
+        grain = self.constraints.granularity
         coordinator = Coordinator(
             self.sync,
             self.constraints,
             self.policy,
             logs=self._record_path is not None,
             is_known=[self.options.limits is not None] * self.servers.workers,
+            reserves=Reserves(self._sharing, grain) if self._sharing else None,
         )
         return CoordinatorService(coordinator, fingerprint(self._facts))
 
@@ -205,11 +230,37 @@ class AsyncSession:
 
     def claim(self, limit: int) -> tuple[int, int]:
         """Claims samples before `limit`: positions of the first and after the last."""
-        with self._meter.excluded_wait():
-            answer = self._ask(Question.CLAIM, limit)
-        if answer.second > answer.first:
-            self._claims.append(answer.second - answer.first)
-        return answer.first, answer.second
+        part, self._part, self._limit = self._part, None, limit
+        if part is None:
+            with self._meter.excluded_wait():
+                answer = self._ask(Question.CLAIM, limit)
+            part = answer.first, answer.second
+        begin, end = part
+        if end > begin:
+            self._claims.append(end - begin)
+        return part
+
+    def claim_part(self, samples: int) -> bool:
+        """Claims a part of the running iteration, when a batch of `samples` of it is computed.
+
+        Returns whether there is one: `claim` returns it next, and the iteration goes on.
+        """
+        self.check_batch(samples)
+        if self._parts is None:
+            is_ahead = len(self._claims) > 1  # what comes next belongs to the next iteration
+            if is_ahead or not self._answer.reserve:
+                return False
+            self._parts = PartTimer(samples, self._meter.elapsed)
+
+        def ask(_: float) -> tuple[int, int]:
+            answer = self._ask(Question.CLAIM_PART, self._limit)
+            return answer.first, answer.second
+
+        begin, end = self._parts.claim(ask if self._answer.reserve else None)
+        if begin < end:
+            self._part = begin, end
+            del self._claims[0]
+        return begin < end
 
     def check_batch(self, samples: int) -> None:
         """Checks that a batch of `samples` was drawn and is the next one to be pushed."""
@@ -220,20 +271,40 @@ class AsyncSession:
                 f"{samples!r}: draw batches by trainer.batch_sampler(...)"
             )
 
+    def drop_part(self) -> bool:
+        """Drops a part that was claimed, but not computed; returns whether `end_step` must follow.
+
+        Call it where a worker leaves an iteration over the data.
+        """
+        if self._parts is None:
+            return False
+        self._parts.drop()
+        self._part = None
+        self._claims.clear()
+        return True
+
     def end_step(self, samples: int) -> None:
-        """Pushes the gradients of an iteration, and waits until this worker may proceed."""
-        self.check_batch(samples)
+        """Pushes the gradients of an iteration, and waits until this worker may proceed.
+
+        Call `claim_part` before; `samples` are those that were passed to it last.
+        """
         busy_seconds, drivers, _ = self._meter.reach()
+        shared = self._parts_report(busy_seconds)
+        if self._parts is not None:
+            samples = self._parts.samples
+            busy_seconds = self._parts.seconds_of(samples, self._overhead, shared.part_overhead)
         slope, overhead, excluded = self._learn(samples, busy_seconds, drivers)
+        self._overhead = 1e3 * overhead / max(slope, 1)
         times = round(busy_seconds * 1e9), slope, overhead
-        report = (samples, *times, self._updates_seen, int(excluded))
+        report = (samples, *times, self._updates_seen, int(excluded), *report_integers(shared))
         if not self.sync.keeps_pushes:
             self.servers.push_gradients(to_sum=False)
         kept = bool(self._ask(Question.PUSH, *report).first)
         if kept or self.sync.keeps_pushes:
             self.servers.push_gradients(to_sum=kept)
         self._update_if(self._ask(Question.ENTERED).first)
-        del self._claims[0]
+        del self._claims[:1]
+        self._parts = None
         self._iterations += 1
         self._wait_for(lambda answer: answer.released > self._iterations, "to be released")
 
@@ -267,6 +338,23 @@ class AsyncSession:
             self._record.close()
             self._record = None
 
+    def _parts_report(self, busy_seconds: float) -> PartsReport:
+        """Returns what is told of sharing in an iteration; learns what parts cost."""
+        parts, is_slow = self._parts, False
+        if parts is not None:
+            busy_seconds = parts.seconds
+            is_slow = any(wait > SLOW_CLAIM_SECONDS for wait in parts.waits)
+            self._claim_seconds = parts.mean_wait(self._claim_seconds)
+            for part in parts.paced(self._overhead):
+                self._costs = self._costs.after(*part)
+        can_share = not (is_slow or len(self._claims) > 1)
+        pace = busy_seconds / (self._overhead + (parts.samples if parts else self._claims[0]))
+        overhead = self._costs.overhead(pace)
+        count = parts.parts if parts else 0
+        return PartsReport(
+            count, busy_seconds, self._overhead, overhead, self._claim_seconds, can_share
+        )
+
     def _learn(
         self, samples: int, busy_seconds: float, drivers: tuple[float, ...]
     ) -> tuple[int, int, bool]:
@@ -278,14 +366,17 @@ class AsyncSession:
         before, self._drivers = self._drivers or drivers, drivers
         excluded = self._meter.take_excluded()
         forecast = None if self._forecast is None else float(self._forecast(samples))
-        measured = self._first_uses.measured(samples, busy_seconds, forecast)
+        measured: float | None = busy_seconds
+        if self._parts is None:  # else of batches of several sizes
+            measured = self._first_uses.measured(samples, busy_seconds, forecast)
         self._estimate, accepted = self._estimator.learn(
             self._estimate, samples, measured, before, excluded=excluded
         )
         excluded = excluded or (measured is not None and not accepted)
-        self._first_uses = self._first_uses.after(
-            samples, busy_seconds, forecast, excluded=excluded
-        )
+        if self._parts is None:
+            self._first_uses = self._first_uses.after(
+                samples, busy_seconds, forecast, excluded=excluded
+            )
         slope, overhead = protocol.quantise(*self._estimator.predict(self._estimate, drivers))
         self._forecast = protocol.curve(StepMessage(slope, overhead, 0, 0))
         return slope, overhead, excluded

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from lbbsp_core.cost import Cost
 from lbbsp_core.policy import BatchConstraints, Policy
+from lbbsp_core.runtime.asynchronous.reserves import NO_PARTS, PartsReport, Reserves
 from lbbsp_core.runtime.exchange.protocol import Row, StepMessage, curve, pack, unpack
 from lbbsp_core.runtime.record.record import PUSH_INTEGERS, PushLine
 from lbbsp_core.sync import SyncDecision, Synchroniser
@@ -31,8 +32,8 @@ logger = logging.getLogger("lbbsp.session")
 
 Table = npt.NDArray[np.float32]
 
-QUESTION_INTEGERS: Final = 8
-"""Integers of a question: kind, number, up to six values. An `Answer` has fewer."""
+QUESTION_INTEGERS: Final = 14
+"""Integers of a question: kind, number, and values. An `Answer` has fewer."""
 
 TOLD_INTEGERS: Final = 5
 """Integers that one question tells at most, after their place among all that a worker tells."""
@@ -56,6 +57,7 @@ class Question(IntEnum):
     FINISH = 6
     TELL = 7
     READ = 8
+    CLAIM_PART = 9
 
 
 class Answer(NamedTuple):
@@ -67,6 +69,7 @@ class Answer(NamedTuple):
         pushes: Number of pushes by all workers.
         updates: Number of updates of the model.
         active: Number of workers that have not departed.
+        reserve: 1 if the running iteration has a reserve, or else 0.
         first: Answer to the question: position of the first claimed sample, fingerprint of a
             compared fact, an integer that a worker has told, or 1 for yes and 0 for no.
         second: Position after the last claimed sample, or the next integer that the worker has
@@ -78,6 +81,7 @@ class Answer(NamedTuple):
     pushes: int = 0
     updates: int = 0
     active: int = 0
+    reserve: int = 0
     first: int = 0
     second: int = 0
 
@@ -112,6 +116,21 @@ def read_log(exchange: Callable[[Table], Table], first: int) -> list[PushLine]:
     return [PushLine.from_integers(row) for row in rows[:count]]
 
 
+def report_integers(shared: PartsReport) -> tuple[int, ...]:
+    """Encodes `shared` for a question, but for the overhead of a step."""
+    seconds, overhead = round(shared.seconds * 1e9), round(shared.part_overhead * 1e3)
+    claim = round(shared.claim_seconds * 1e6)
+    return shared.parts, seconds, overhead, claim, int(shared.can_share)
+
+
+def read_report(integers: Sequence[int], step_overhead: float) -> PartsReport:
+    """Decodes what `report_integers` returned."""
+    parts, seconds, overhead, claim, can_share, *_ = integers
+    return PartsReport(
+        parts, seconds / 1e9, step_overhead, overhead / 1e3, claim / 1e6, bool(can_share)
+    )
+
+
 class CoordinatorService:
     """Answers the tables of questions that workers push.
 
@@ -135,7 +154,7 @@ class CoordinatorService:
         question, number, *values = unpack(table[worker])
         self._answers[worker] = number, *self._decide(worker, Question(question), values)
         known = self._coordinator
-        counts = known.pushes, known.updates, len(known.present)
+        counts = known.pushes, known.updates, len(known.present), int(known.has_reserve)
         answers = (
             Answer(number, released, *counts, first, second)
             for (number, first, second), released in zip(self._answers, known.released, strict=True)
@@ -166,11 +185,14 @@ class CoordinatorService:
             case Question.CLAIM:
                 first, second = coordinator.claim(worker, values[0])
             case Question.PUSH:
-                samples, nanoseconds, slope, overhead, updates_seen, excluded = values
+                samples, nanoseconds, slope, overhead, updates_seen, excluded, *rest = values
                 cost = curve(StepMessage(slope, overhead, nanoseconds, 0))
+                shared = read_report(rest, 1e3 * overhead / max(slope, 1))
                 first = coordinator.push(
-                    worker, samples, nanoseconds / 1e9, cost, updates_seen, bool(excluded)
+                    worker, samples, nanoseconds / 1e9, cost, updates_seen, bool(excluded), shared
                 )
+            case Question.CLAIM_PART:
+                first, second = coordinator.claim_part(worker, values[0])
             case Question.ENTERED:
                 first = coordinator.entered(worker)
             case Question.APPLIED:
@@ -179,7 +201,9 @@ class CoordinatorService:
                 first = coordinator.finish(worker)
             case Question.TELL:
                 place, *told = values
-                self._told |= {(worker, place + k): value for k, value in enumerate(told)}
+                self._told |= {
+                    (worker, place + k): value for k, value in enumerate(told[:TOLD_INTEGERS])
+                }
             case Question.READ:
                 whose, place = values[:2]
                 first, second = (self._told.get((whose, place + k), 0) for k in (0, 1))
@@ -208,6 +232,9 @@ class Coordinator:
             coordinator.applied()
         # Waits until `released` has grown, and reads the model.
 
+    Under `BSP`, `reserves` may divide iterations: then `claim` returns the main part, after which
+    `claim_part` is called until nothing is left, and the push is of all parts together.
+
     If `logs`, pushes are kept until `log` is called. `is_known` is that of `Rounds`.
 
     Example:
@@ -227,6 +254,7 @@ class Coordinator:
     clock: Callable[[], float] = time.monotonic
     logs: bool = True
     is_known: Sequence[bool] | None = None
+    reserves: Reserves | None = None
 
     def __post_init__(self) -> None:
         workers = self.constraints.workers
@@ -255,9 +283,24 @@ class Coordinator:
 
     def claim(self, worker: int, limit: int) -> tuple[int, int]:
         """Assigns samples before `limit` to a worker: positions of the first and after the last."""
-        self._now()  # time starts with the first iteration
+        now, sizes = self._now(), self.rounds.sizes  # time starts with the first iteration
+        size = self.reserves.main(worker, sizes, now) if self.reserves else sizes[worker]
+        return self._assign(size, limit)
+
+    def claim_part(self, worker: int, limit: int) -> tuple[int, int]:
+        """Assigns samples of the reserve before `limit`; equal positions if nothing is left."""
+        left = limit - self._claimed
+        size = self.reserves.claim(worker, self._now(), left) if self.reserves else 0
+        return self._assign(size, limit)
+
+    @property
+    def has_reserve(self) -> bool:
+        """Whether samples of the running iteration are left to be claimed."""
+        return self.reserves is not None and self.reserves.left > 0
+
+    def _assign(self, size: int, limit: int) -> tuple[int, int]:
         begin = self._claimed
-        self._claimed = max(begin, min(begin + self.rounds.sizes[worker], limit))
+        self._claimed = max(begin, min(begin + size, limit))
         return begin, self._claimed
 
     def push(
@@ -268,12 +311,14 @@ class Coordinator:
         cost: Cost | None = None,
         seen: int = 0,
         excluded: bool = False,
+        shared: PartsReport = NO_PARTS,
     ) -> bool:
         """Registers a push, and decides when its gradient enters the model.
 
         Returns whether the gradient is kept, to enter as a part of a sum. `seen` is the value of
         `updates` when the worker read the model; `excluded` is for other reasons than a first use
-        of a batch size.
+        of a batch size. If it has claimed parts, `samples` are those of all parts, and
+        `busy_seconds` those that they would have taken at once.
         """
         now = self._now()
         self._state, decision = self.synchroniser.push(self._state, worker, now)
@@ -287,8 +332,13 @@ class Coordinator:
                 seconds=now,
                 staleness=self.updates - seen,
                 lead=self._leads[worker],
+                parts=shared.parts,
             )
         )
+        if self.reserves:
+            samples, busy_seconds = self.reserves.ran(
+                worker, samples, busy_seconds, shared, excluded
+            )
         self.pushes += 1
         self._iterations[worker] += 1
         self._counts[worker] += 1
@@ -335,6 +385,8 @@ class Coordinator:
         if worker not in self.present:
             return False
         self.rounds.remove(worker)
+        if self.reserves:
+            self.reserves.forget(self.present)
         self._state, decision = self.synchroniser.finish(self._state, worker, self._now())
         self._handle(decision)
         return self._complete

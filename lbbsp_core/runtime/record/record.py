@@ -35,7 +35,7 @@ _MOST_WORKERS: Final = 1_000_000
 
 _LARGEST: Final = 1e15  # sums of smaller numbers are exact, or do not overflow
 
-_UNITS: Final = (1, 1, 1, 1, 10**9, 10**6, 1, 1)
+_UNITS: Final = (1, 1, 1, 1, 10**9, 10**6, 1, 1, 1)
 """Integers for 1 in each field of a `PushLine`: nanoseconds and microseconds for seconds."""
 
 
@@ -145,6 +145,7 @@ class PushLine:
             was computed, and this push.
         lead: Iterations by which the worker was ahead of the slowest one when it started this
             one, both counted since the last barrier.
+        parts: Parts of the iteration that the worker has claimed, besides its main part.
     """
 
     push: int
@@ -155,6 +156,7 @@ class PushLine:
     seconds: float
     staleness: int
     lead: int
+    parts: int = 0
 
     def to_integers(self) -> list[int]:
         """Encodes the line for a transport that carries integers only.
@@ -167,7 +169,7 @@ class PushLine:
             >>> line = PushLine(push=7, worker=2, iteration=5, samples=16, busy_seconds=0.25,
             ...                 seconds=3.5, staleness=4, lead=1)
             >>> line.to_integers()
-            [7, 2, 5, 16, 250000000, 3500000, 4, 1]
+            [7, 2, 5, 16, 250000000, 3500000, 4, 1, 0]
             >>> PushLine.from_integers(line.to_integers()) == line
             True
         """

@@ -36,7 +36,10 @@ from lbbsp_core.runtime.asynchronous.coordination import (
     Question,
     question_table,
     read_answer,
+    read_report,
+    report_integers,
 )
+from lbbsp_core.runtime.asynchronous.reserves import PartsReport, Reserves
 from lbbsp_core.runtime.record.record import PushLine
 from lbbsp_core.sim import schedule
 
@@ -307,3 +310,97 @@ def test_without_a_reader_there_is_no_log() -> None:
         silent.push(0, 8, 1.0)
         silent.entered(0)
     assert (silent.pushes, silent.log(0, 9)) == (3, [])
+
+
+def shared_iterations(mode: int | str, paces: Any, iterations: int, sizes: Any = None) -> Any:
+    """Runs BSP with reserves in virtual time; yields positions by worker, and its pushes."""
+    now = [0.0]
+    policy = FixedShares(sizes) if sizes else Even()
+    cluster = BatchConstraints(60, (Limits(),) * 3)
+    dealing = Coordinator(
+        BSP(), cluster, policy, lambda: now[0], reserves=Reserves(mode, granularity=1)
+    )
+    for number in range(iterations):
+        begun, got = now[0], {worker: [dealing.claim(worker, 10**6)] for worker in range(3)}
+        ends = [(now[0] + paces(number, w) * (b - a), w) for w, ((a, b),) in got.items()]
+        heapq.heapify(ends)
+        while ends:
+            now[0], worker = heapq.heappop(ends)
+            begin, end = dealing.claim_part(worker, 10**6)
+            if begin < end:
+                got[worker].append((begin, end))
+                heapq.heappush(ends, (now[0] + paces(number, worker) * (end - begin), worker))
+                continue
+            samples = sum(b - a for a, b in got[worker])
+            told = PartsReport(len(got[worker]) - 1, now[0] - begun, can_share=True)
+            dealing.push(worker, samples, paces(number, worker) * samples, shared=told)
+            if dealing.entered(worker):
+                dealing.applied()
+        yield got
+
+
+def test_reserves_are_dealt_out_once_within_the_iteration() -> None:
+    def paces(number: int, worker: int) -> float:
+        return 0.03 if number % 3 == worker else 0.01
+
+    found = [*shared_iterations(40, paces, 8, sizes=[3, 2, 1])]
+    for number, got in enumerate(found):
+        parts = sorted(part for each in got.values() for part in each)
+        assert [position for part in parts for position in range(*part)] == [
+            *range(60 * number, 60 * (number + 1))
+        ]
+    assert [len(each) for each in found[0].values()] == [1, 1, 1], "not known to be able to share"
+    assert all(sum(map(len, got.values())) > 3 for got in found[1:])
+    mains = [[end - begin for (begin, end), *_ in got.values()] for got in found[1:]]
+    assert mains == [[18, 12, 6]] * 7
+
+
+def test_reserves_are_used_only_where_they_pay() -> None:
+    def parts(paces: Any) -> int:
+        *_, last = shared_iterations("auto", paces, 30)
+        return sum(map(len, last.values())) - 3
+
+    assert parts(lambda number, worker: 0.03 if number % 3 == worker else 0.01)
+    assert not parts(lambda number, worker: 0.01)
+
+
+def test_the_policy_learns_the_time_of_the_planned_batch() -> None:
+    policy = ProportionalControl(interval=1, smoothing=1.0)
+    dealing = coordinator(BSP(), policy)
+    dealing.reserves = Reserves(50, granularity=1)
+    told = PartsReport(can_share=True)
+    for worker in (0, 1):
+        dealing.claim(worker, 100)
+    for worker, samples in enumerate((12, 4)):  # worker 0 is three times as fast
+        dealing.push(worker, samples, samples * 0.1 * (1 + 2 * worker), shared=told)
+    assert dealing.rounds.sizes == (12, 4)
+
+
+def test_a_worker_that_draws_ahead_ends_sharing() -> None:
+    reserves = Reserves(50, granularity=1)
+    for can_share in (True, True, False, True):
+        mains = [reserves.main(worker, (8, 8), 0.0) for worker in (0, 1)]
+        for worker in (0, 1):
+            reserves.ran(worker, 8, 1.0, PartsReport(can_share=can_share or not worker))
+    assert mains == [8, 8]
+    assert (reserves.left, reserves.claim(0, 1.0, 100)) == (0, 0)
+
+
+def test_claims_know_how_long_an_iteration_takes_also_at_a_fixed_fraction() -> None:
+    def claimed(seconds: float) -> int:
+        reserves = Reserves(50, granularity=1)
+        for begun in (0.0, seconds, 2 * seconds):
+            mains = [reserves.main(worker, (80, 80), begun) for worker in (0, 1)]
+            for worker in (0, 1):
+                told = PartsReport(seconds=seconds, claim_seconds=0.01 * seconds, can_share=True)
+                reserves.ran(worker, 80, seconds, told)
+        assert mains == [40, 40]
+        reserves.main(0, (80, 80), 3 * seconds)
+        return reserves.claim(0, 3.5 * seconds, 1000)
+
+    assert claimed(0.1) == claimed(1.0) == claimed(10.0)
+
+
+def test_what_is_told_of_sharing_arrives() -> None:
+    told = PartsReport(3, 1.25, 0.5, 6.4, 0.0017, can_share=True)
+    assert read_report(report_integers(told), 0.5) == told

@@ -51,6 +51,7 @@ PUSH = PushLine(
     seconds=3.5,
     staleness=4,
     lead=1,
+    parts=3,
 )
 
 
@@ -106,6 +107,7 @@ def test_the_lines_as_other_programs_read_them(tmp_path: Path) -> None:
         "seconds": 3.5,
         "staleness": 4,
         "lead": 1,
+        "parts": 3,
     }
 
 
@@ -495,10 +497,10 @@ def test_pushes_are_read_back_apart_from_steps(tmp_path: Path) -> None:
 
 def test_a_push_in_integers() -> None:
     values = PUSH.to_integers()
-    assert values == [7, 2, 5, 16, 250_000_000, 3_500_000, 4, 1]
+    assert values == [7, 2, 5, 16, 250_000_000, 3_500_000, 4, 1, 3]
     assert len(values) == PUSH_INTEGERS
     assert all(type(value) is int for value in values)
-    with pytest.raises(ValueError, match="a push consists of 8 integers, got 7"):
+    with pytest.raises(ValueError, match="a push consists of 9 integers, got 8"):
         PushLine.from_integers(values[1:])
 
 

@@ -1,6 +1,7 @@
 """Trains under one synchroniser, the last worker being slow, and says what it drew and learned."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -90,6 +91,7 @@ def main(scheme, policy, folder, kind):
     trainer = lbbsp_mx.AsyncTrainer(
         net.collect_params(), *optimizer, sync=sync, global_batch_size=X, policy=POLICIES[policy],
         predictor=Ema(0.5), record=folder, seed=os.getpid() if kind == "seeds" else SEED,
+        share_work=0.5 if kind.startswith("shares") else False,
     )  # fmt: skip
     store = lbbsp_mx.KVStore("dist_async")
     beside = {
@@ -101,15 +103,18 @@ def main(scheme, policy, folder, kind):
         "compression": lambda: store.set_gradient_compression({"type": "2bit"}),
     }
     answer_all(beside, beside)
-    drawn = []
+    drawn, ends = [], 0
     for samples in trainer.batch_sampler(SAMPLES, epochs=EPOCHS):
         drawn += samples
         backward(net, samples)
         time.sleep(MILLISECONDS[trainer.rank] * 1e-3 * len(samples))
         if kind == "dies" and trainer.rank == 1 and len(drawn) > 5 * X:
             raise RuntimeError("a worker fails")
-        trainer.step(len(samples), ignore_stale_grad=True)
+        if kind == "shares_and_dies" and trainer.rank == 1 and trainer._session._parts:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ends += trainer.step(len(samples), ignore_stale_grad=True)
     trainer.finish()
+    result("ends", ends)
     result("drawn", drawn)
     result("accuracy", accuracy(net))
     result("weights", [float(np.abs(w).sum()) for w in weights(net)])
