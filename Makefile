@@ -86,6 +86,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/contention.py
 	$(BIN)/python benchmarks/driver_windows.py
 	$(BIN)/python benchmarks/disturbance.py
+	$(BIN)/python benchmarks/sharing.py
+	$(BIN)/python benchmarks/sharing.py --channels 80 --steps 50
 	$(BIN)/python benchmarks/first_uses.py
 
 setup: $(READY)
