@@ -29,13 +29,10 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING
@@ -135,7 +132,6 @@ def train(options: argparse.Namespace) -> None:
     policy = lbbsp_core.Even() if options.worker == "bsp" else None
     balancer = lbbsp_tf.LoadBalancer(strategy, X, policy=policy, share_work=SCHEMES[options.worker])
     if options.channels:
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
         (x, y), model = data(), convolutional(strategy, options.channels)
     else:
         seconds = float(options.seconds)
@@ -152,6 +148,7 @@ def run(
     """Runs a job; returns its steps after the warm-up, and what its workers said of sharing."""
     from lbbsp_core import read_run
     from lbbsp_core.launch import launch
+    from lbbsp_core.launch.contention import bursty
 
     said = []
 
@@ -164,12 +161,11 @@ def run(
     arguments = ["--worker", scheme, "--steps", steps, "--seconds", options.seconds]
     arguments += ["--seed", str(seed)] if seed is not None else []
     arguments += ["--channels", str(options.channels)] if options.channels else []
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        if options.channels:
-            stack.enter_context(neighbours(seed, Path(folder)))
+    with tempfile.TemporaryDirectory() as folder:
         status = launch(
             [__file__, *arguments],
             workers=2 if options.channels else 3,
+            contention=[bursty(rank, seed) for rank in (0, 1)] if options.channels else None,
             run_dir=Path(folder),
             timeout=900,
             output=take,
@@ -178,26 +174,6 @@ def run(
             sys.exit(f"the workers failed with status {status}: --verbose shows their output")
         lines = read_run(folder).steps
     return list(lines[len(lines) // WARM_UP :]), " ".join(said)
-
-
-@contextmanager
-def neighbours(seed: int, folder: Path) -> Iterator[None]:
-    """Runs processes that compete for the cores of both workers."""
-    from lbbsp_core.launch.contention import Place, bursty
-
-    running, now = [], time.monotonic()
-    for rank, core in enumerate(sorted(os.sched_getaffinity(0))[:2]):
-        place = Place(bursty(rank, seed))
-        for number in range(place.neighbours):
-            command = place.command(number, folder / f"{rank}-{number}.json", now, now)
-            on_core = partial(os.sched_setaffinity, 0, {core})
-            running.append(subprocess.Popen([sys.executable, *command], preexec_fn=on_core))
-    try:
-        yield
-    finally:
-        for each in running:
-            each.kill()
-            each.wait()
 
 
 def compare(steps: str, options: argparse.Namespace) -> None:

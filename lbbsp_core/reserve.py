@@ -33,7 +33,6 @@ from lbbsp_core.policy import Sizes
 FRACTIONS: Final = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80)
 """Fractions f among which `Hindsight` chooses, in percent."""
 
-
 AUTO: Final = "auto"
 
 SLOW_CLAIM_SECONDS: Final = 1.0
@@ -43,7 +42,7 @@ PART_SECONDS: Final = 0.0025
 CLAIM_SECONDS: Final = 0.001
 """Overhead of a part, and time of a claim, that are assumed before one has been measured."""
 
-_MOST_PERCENT: Final = 80
+_MOST_PERCENT: Final = FRACTIONS[-1]
 
 
 def mode_of(share_work: bool | str | float) -> int | str:

@@ -78,7 +78,7 @@ class Sharing:
             counter = counters(addresses(self._strategy.cluster_resolver)[0])
             if self._parts is None or not self._parts.are_of(step, pipeline):
                 self._parts = Parts(session, counter, step, pipeline)
-            if counter.trial_seconds(f"lbbsp/trial/{session.rank}/{clock}") is None:
+            if not counter.works(f"lbbsp/trial/{session.rank}/{clock}"):
                 why = "TensorFlow's coordination service does not count"
         told = session.collectives.all_gather([int(why is None), clock % (1 << 40)])
         able = [flag for flag, _ in told]

@@ -22,12 +22,7 @@ from lbbsp_core.measure import PartTimer
 from lbbsp_core.policy import BatchConstraints, Even, FirstUses
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.registry import SYNCHRONISERS
-from lbbsp_core.reserve import (
-    CLAIM_SECONDS,
-    SLOW_CLAIM_SECONDS,
-    PartCosts,
-    mode_of,
-)
+from lbbsp_core.reserve import CLAIM_SECONDS, SLOW_CLAIM_SECONDS, PartCosts, mode_of
 from lbbsp_core.runtime.asynchronous.coordination import (
     TOLD_INTEGERS,
     Answer,
