@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
@@ -58,19 +57,6 @@ def writes_each(monkeypatch):
         return False
 
     monkeypatch.setattr(CheckpointWriter, "is_busy", property(is_busy))
-
-
-@pytest.fixture
-def until():
-    """Returns a function that waits until a condition holds, for half a minute at most."""
-
-    def wait(condition):
-        deadline = time.monotonic() + 30
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert condition()
-
-    return wait
 
 
 OWNER = """

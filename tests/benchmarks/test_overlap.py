@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from namespaces import namespaces
+from waits import until
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "overlap.py"
 ADDRESSES = ("10.231.81.1", "10.231.81.2")
@@ -89,7 +90,7 @@ def test_links_are_limited_in_both_directions():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("runs", [False, True])
-def test_nothing_is_left_once_it_is_ended(start, number, runs, until):
+def test_nothing_is_left_once_it_is_ended(start, number, runs):
     with namespaces(*ADDRESSES, mbits=200):
         pass  # is permitted
     process = start("--workers", "2", "--rates", "200", "--verbose")

@@ -16,6 +16,7 @@ import numpy as np  # noqa: E402
 from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network, weights  # noqa: E402
 from mxnet import gluon  # noqa: E402
 from mxnet.gluon.contrib.estimator import EpochEnd, Estimator  # noqa: E402
+from waits import until  # noqa: E402
 
 from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint  # noqa: E402
 from lbbsp_core.runtime.reliability import preemption  # noqa: E402
@@ -232,7 +233,7 @@ def ends(monkeypatch):
 
 @pytest.mark.parametrize("steps", [99, 2], ids=["after an epoch", "in an epoch that was left"])
 @pytest.mark.parametrize("every", [100, 1])
-def test_sigterm_after_the_last_step_leaves_too(tmp_path, capfd, ends, until, steps, every):
+def test_sigterm_after_the_last_step_leaves_too(tmp_path, capfd, ends, steps, every):
     net = network()
     it, sampler = trainer(net)
     it.resume(tmp_path, every=every)
@@ -249,9 +250,7 @@ def test_sigterm_after_the_last_step_leaves_too(tmp_path, capfd, ends, until, st
 
 
 @pytest.mark.parametrize("order", [True, False])
-def test_a_script_that_ends_after_sigterm_does_not_wait_for_the_others(
-    tmp_path, ends, until, order
-):
+def test_a_script_that_ends_after_sigterm_does_not_wait_for_the_others(tmp_path, ends, order):
     it, _ = trainer(network(), sampler=order)
     it.resume(tmp_path)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
+from waits import until
 
 from lbbsp_tf import compat
 from lbbsp_tf.reliability import _start_watch, leaving, liveness
@@ -125,9 +126,7 @@ def test_a_worker_whose_errors_cannot_be_written_is_ended_too(listening, closed,
     assert waits.wait(timeout=30) == -signal.SIGKILL
 
 
-def test_a_worker_that_stays_suspended_is_ended_and_so_are_the_others(
-    listening, closed, program, until
-):
+def test_a_worker_that_stays_suspended_is_ended_and_so_are_the_others(listening, closed, program):
     addresses = [listening(), closed]
     waits, stops = program(0, addresses), program(1, addresses)
     until(psutil.Process(stops.pid).children)

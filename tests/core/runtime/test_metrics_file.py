@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from waits import until
 
 from lbbsp_core import SessionOptions, SingleWorker, WorkerSession
 from lbbsp_core.runtime.extensions.metrics_file import SECONDS, Metrics, metrics_text
@@ -151,7 +152,7 @@ def test_names_that_cannot_be_written_stop_nothing(tmp_path, caplog):
     assert not path.exists()
 
 
-def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch, until):
+def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch):
     released, started = threading.Event(), []
     metrics = metrics_file(tmp_path / "job.prom", HEADER, clock=lambda: 10 * SECONDS * len(started))
     monkeypatch.setattr(metrics, "_write", lambda: (started.append(1), released.wait(30)))

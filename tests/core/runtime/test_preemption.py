@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from waits import until
 
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.reliability import marks, preemption
@@ -114,7 +115,7 @@ def idle(ends, monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_training_whose_last_step_is_over_leaves(ends, idle, until, monkeypatch, fails, caplog):
+def test_a_training_whose_last_step_is_over_leaves(ends, idle, monkeypatch, fails, caplog):
     handler, done, _ = idle
     if fails:
         monkeypatch.setattr(handler, "save", lambda: done.append("save") or 1 / 0)
@@ -126,7 +127,7 @@ def test_a_training_whose_last_step_is_over_leaves(ends, idle, until, monkeypatc
     assert ("no checkpoint before this worker leaves" in caplog.text) == fails
 
 
-def test_a_step_that_begins_at_the_last_moment_keeps_the_process(ends, idle, until, monkeypatch):
+def test_a_step_that_begins_at_the_last_moment_keeps_the_process(ends, idle, monkeypatch):
     handler, done, _ = idle
     monkeypatch.setattr(handler, "leave", lambda: bool(done.append("leave")))
     monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
@@ -143,7 +144,7 @@ def test_a_signal_too_late_to_leave_together_ends_the_process(ends):
     assert ends == [STATUS]
 
 
-def test_a_training_that_goes_on_or_ends_does_not_leave(ends, idle, until, monkeypatch):
+def test_a_training_that_goes_on_or_ends_does_not_leave(ends, idle, monkeypatch):
     handler, done, state = idle
     terminate()
     until(lambda: "save" in done)
