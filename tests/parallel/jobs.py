@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from statistics import median
 
 import psutil
 import pytest
@@ -229,26 +228,20 @@ def _runs(process: psutil.Process, name: str) -> bool:
         return False
 
 
-def check_unequal(runs: dict[str, Run], total: int) -> None:
-    """Plain BSP's record tells the slow third worker, and the balanced run gives it less."""
-    fast, other, slow = _by_rank(runs["even"], "busy_seconds")
-    assert slow > 1.5 * max(fast, other), "busy time is each worker's own"
-    assert median(step.wall_seconds for step in runs["even"].last_half()) >= slow
-    _check_observed(runs["even"], total)
-    assert all(sum(step.sizes) == total for step in runs["balanced"].steps)
-    fast, other, slow = _by_rank(runs["balanced"], "sizes")
-    assert slow < 0.75 * min(fast, other)
+def check_unequal(runs: dict[str, Run]) -> None:
+    """Checks runs with 48 samples a step, of which the third worker needs 5 ms each, others 2 ms.
 
-
-def _check_observed(run: Run, total: int) -> None:
-    """Even batches are recorded with forecasts and driving factors, and show what to gain."""
-    (rows,) = {step.sizes for step in run.steps}
-    assert (sum(rows), max(rows)) == (total, total // len(rows))
-    for step in run.last_half():
-        assert None not in step.predicted_seconds
+    Even batches are recorded with forecasts and driving factors, and show what to gain. The first
+    plan that knows the times of all workers lets them finish together.
+    """
+    for step in runs["even"].steps:
+        assert step.sizes == (16, 16, 16)
+        assert step.busy_seconds == pytest.approx((0.032, 0.032, 0.08))
+        assert step.wall_seconds == pytest.approx(0.08)
+    for step in runs["even"].last_half():
+        assert step.predicted_seconds == pytest.approx(step.busy_seconds)
         assert "cpu_other_percent" in step.drivers
-
-
-def _by_rank(run: Run, key: str) -> list[float]:
-    lists = (getattr(line, key) for line in run.last_half())
-    return [median(values) for values in zip(*lists, strict=True)]
+    assert [step.sizes for step in runs["balanced"].steps[:2]] == 2 * [(16, 16, 16)]
+    for step in runs["balanced"].steps[2:]:
+        assert step.sizes == (20, 20, 8)
+        assert step.busy_seconds == pytest.approx(3 * [0.04])

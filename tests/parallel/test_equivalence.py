@@ -10,16 +10,12 @@ claimed in parts.
 import pytest
 from jobs import on
 
-MAIN = [
+MAIN = ["class_weights", "sum_reduction", "own_train_step"]
+FURTHER = [
     "sgd_momentum_l2",
     "embedding_adamw_global_clipnorm",
-    "class_weights",
-    "sum_reduction",
-    "own_train_step",
     "synchronized_batch_norm",
     "load_balanced",
-]
-FURTHER = [
     "adamw_global_clipnorm",
     "embedding_sgd",
     "sample_weights",
@@ -51,8 +47,8 @@ ALL_SHARED = [
 CASES = [
     *on(2, *MAIN, *IN_PACKS, *SHARED, campaign=[*FURTHER, *sorted({*ALL_IN_PACKS} - {*IN_PACKS}),
         *sorted({*ALL_SHARED} - {*SHARED})]),
-    *on(3, "sample_weights", "sample_weights/1", "sample_weights/shared",
-        campaign=["sgd_momentum_l2", "synchronized_batch_norm", "load_balanced/1",
+    *on(3, "sample_weights/1", "sample_weights/shared",
+        campaign=["sample_weights", "sgd_momentum_l2", "synchronized_batch_norm", "load_balanced/1",
                   "synchronized_batch_norm/100", *SHARED]),
 ]  # fmt: skip
 TOLERANCE = 2e-6

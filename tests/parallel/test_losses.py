@@ -103,7 +103,7 @@ def test_each_worker_draws_noise_of_its_own(jobs):
     ("case", "least", "most"),
     [
         ("verified", 0.0, 1e-4),
-        ("verified_error", 0.05, np.inf),
+        ("verified_error", 0.01, np.inf),
         pytest.param("verified_tokens", 0.0, 1e-4, marks=pytest.mark.campaign),
     ],
 )

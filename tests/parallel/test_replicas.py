@@ -79,9 +79,7 @@ def test_what_replicas_read_together_is_trained_on_once_in_each_pass(jobs, kind,
 
 def test_unequal_devices_of_one_machine_are_balanced(clusters):
     job = clusters.run("replicas", "mirrored", "unequal", workers=1, devices=2)
-    fast, slow = job.results(0)["unequal"]  # 1 and 3 ms a sample
-    assert fast + slow == 64
-    assert 2 <= fast / slow <= 4.5
+    assert job.results(0)["unequal"] == [48, 16]  # 1 and 3 ms a sample
 
 
 def test_workers_with_different_numbers_of_devices_are_refused_on_all_workers():

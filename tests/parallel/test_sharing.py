@@ -50,4 +50,4 @@ def test_a_claim_that_is_answered_late_ends_sharing_and_loses_no_sample(job):
     assert found["stopped"]["logs"] <= 1e-5
     (stopped,) = job.results(1)["stopped_at"]
     assert all(job.results(rank)["last_shared_step"] <= stopped for rank in range(2))
-    assert "[0] a claim of samples has taken more than 1 s" in job.text
+    assert "[0] a claim of samples has taken more than " in job.text

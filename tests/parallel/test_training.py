@@ -1,9 +1,9 @@
-"""A balanced run on three unequal workers, and what happens when one of them fails."""
+"""A balanced run on three workers: curves of every form, and what happens when a worker fails."""
 
 import time
 
 import pytest
-from jobs import BOUND_SECONDS, check_unequal, run
+from jobs import BOUND_SECONDS, run
 
 from lbbsp_core import read_run
 
@@ -32,18 +32,6 @@ def test_a_worker_that_never_comes_back_is_ended_by_the_timeout():
     assert time.time() - started < 75
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Records of the same training with even and with balanced batches, one worker slow."""
-    folder = tmp_path_factory.mktemp("runs")
-    for mode, policy in (("even", "observe"), ("balanced", "")):
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("LBBSP_POLICY", policy)
-            job = run("training", mode, workers=3, run_dir=folder / mode)
-        assert job.status == 0
-    return {mode: read_run(folder / mode) for mode in ("even", "balanced")}
-
-
 @pytest.mark.campaign
 def test_curves_of_every_form_and_driving_factors_cross_the_workers(tmp_path):
     job = run("training", "shapes", workers=3, run_dir=tmp_path)
@@ -62,18 +50,3 @@ def test_curves_of_every_form_and_driving_factors_cross_the_workers(tmp_path):
     # Up to 24 samples the third worker says to take the same time for any batch.
     last = record.steps[-1]
     assert last.sizes[2] >= 24 or last.predicted_seconds[2] >= max(last.predicted_seconds)
-
-
-@pytest.mark.alone
-def test_the_slow_worker_is_seen_and_gets_less(runs):
-    check_unequal(runs, total=48)
-
-
-@pytest.mark.alone
-def test_the_header_tells_what_ran(runs):
-    header = runs["balanced"].header
-    assert (header.workers, header.global_batch_size, header.lag) == (3, 48, 1)
-    assert header.policy.startswith("LoadBalanced")
-    assert runs["even"].header.policy == "Observe()"
-    events = [(each.event, each.steps) for each in runs["balanced"].events]
-    assert events == [("planned", 4 * 480 // 48), ("finished", None)]

@@ -35,12 +35,13 @@ class RawLogs(keras.Model):
         return logs | {"error": tf.reduce_mean((y_pred - y) ** 2), "constant": 3}
 
 
-def model(cls=keras.Model, norm=True, synchronized=True):
+def model(cls=keras.Model, synchronized=None):
+    """Builds a model, with batch normalisation if it is said whether that is synchronised."""
     with strategy.scope():
         keras.utils.set_random_seed(0)
         x = L.Input((4,))
         hidden = L.Dense(3, "tanh")(x)
-        if norm:
+        if synchronized is not None:
             hidden = L.BatchNormalization(synchronized=synchronized)(hidden)
         built = cls(x, L.Dense(1)(hidden))
         built.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
@@ -83,12 +84,12 @@ def answer(*callbacks, **options):
 
 
 # Tensors in the logs are averaged over workers, weighted by their batches, before callbacks act.
-it, built, seen = balancer(), model(RawLogs, norm=False), Last()
+it, built, seen = balancer(), model(RawLogs), Last()
 fit(it, built, seen)
 last = it._input.order.indices(7)
 error = np.mean((built.predict(FEATURES[last], verbose=0) - LABELS[last]) ** 2)
 result("raw_logs", {"logs": seen.logs, "error": error})
-built = model(norm=False)
+built = model()
 with strategy.scope():
     built.compile("sgd", "mse", metrics=[Samples()])
 history = fit(balancer(), built, validation_data=(FEATURES[:40], LABELS[:40])).history
@@ -149,7 +150,7 @@ checkpoint = keras.callbacks.ModelCheckpoint(shared / "saved" / "{epoch}.keras")
 weights = keras.callbacks.ModelCheckpoint(shared / "best.weights.h5", save_weights_only=True,
                                           save_best_only=True, monitor="val_loss")  # fmt: skip
 own = Last(lambda m, e: m.save(shared / "own.keras"))
-built = model()
+built = model(synchronized=True)
 state = tf.train.Checkpoint(model=built, optimizer=built.optimizer)
 manager = tf.train.CheckpointManager(state, shared / "managed", max_to_keep=1)
 managed = Last(lambda m, e: manager.save())

@@ -1,18 +1,18 @@
 """Trains a case on uneven, changing batches, and then in one process on the whole batches."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import keras
 import numpy as np
 from report import largest_difference, result
+from virtual_time import Unequal
 
 import lbbsp_tf
 from lbbsp_core.policy import FixedState
 
 X = 64
-SAMPLES = 10 * X + 21  # a short last batch in every epoch
+SAMPLES = 5 * X + 21  # a short last batch in every epoch
 EPOCHS = 2
 BALANCERS = []  # that have been made, for steps that call the last one
 PLANS = {
@@ -61,23 +61,35 @@ class Trained:
 
 
 class Watch(keras.callbacks.Callback):
-    """Makes the first worker slow, and keeps the plans."""
+    """Keeps the plans."""
 
-    def __init__(self, slow):
+    def __init__(self, balancer):
         super().__init__()
-        self.balancer, self.slow, self.plans = None, slow, set()
+        self.balancer, self.plans = balancer, set()
 
     def on_train_batch_begin(self, batch, logs=None):
-        time.sleep(self.slow if self.balancer.rank == 0 else 0.0)
         self.plans.add(self.balancer.sizes)
 
 
-def balanced(strategy, case, policy=None, watch=None):
-    """Returns the balancer, the model, its first weights and its history."""
-    watch = watch or Watch(0.0)
+class Slow(Watch):
+    """Makes the first worker three times as slow as the others."""
+
+    def __init__(self, balancer):
+        super().__init__(balancer)
+        session = balancer._session
+        self.compute = Unequal(session, (0.003, *[0.001] * (session.workers - 1)))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        super().on_train_batch_begin(batch)
+        self.compute()
+
+
+def balanced(strategy, case, policy=None, watch=Watch):
+    """Returns the balancer, the model, its first weights, the plans and its history."""
     options = {"policy": policy or Cycle.over(strategy.num_replicas_in_sync), **case.balancer}
-    watch.balancer = balancer = lbbsp_tf.LoadBalancer(strategy, X, **options)
+    balancer = lbbsp_tf.LoadBalancer(strategy, X, **options)
     BALANCERS.append(balancer)
+    watch = watch(balancer)
     with strategy.scope():
         keras.utils.set_random_seed(1)
         model = case.model(True)
@@ -88,7 +100,7 @@ def balanced(strategy, case, policy=None, watch=None):
             for _ in range(case.epochs):
                 for _ in loop.epoch():
                     watch.plans.add(balancer.sizes)
-        return balancer, model, start, {}
+        return balancer, model, start, watch.plans, {}
     history = model.fit(
         data,
         steps_per_epoch=balancer.steps_per_epoch,
@@ -97,13 +109,14 @@ def balanced(strategy, case, policy=None, watch=None):
         verbose=0,
         **case.fit,
     ).history
-    return balancer, model, start, history
+    return balancer, model, start, watch.plans, history
 
 
 def alone(case, samples=SAMPLES, mapped=lambda x: x):
     """The reference: stock Keras in one process, on whole batches of the documented order."""
     keras.utils.set_random_seed(1)
     model, history = case.model(False), []
+    model.run_eagerly = True  # a trace takes longer than the few steps
     for epoch in range(case.epochs):
         order = np.random.default_rng((0, epoch)).permutation(samples)
         take = lambda data: keras.tree.map_structure(lambda a: a[order], data)  # noqa: B023, E731
@@ -115,10 +128,10 @@ def alone(case, samples=SAMPLES, mapped=lambda x: x):
     return model, history
 
 
-def compare(name, strategy, case, policy=None, slow=0.0, **reference):
+def compare(name, strategy, case, policy=None, **reference):
     """Trains both ways, and prints how far the results are apart."""
-    watch = Watch(slow)
-    balancer, model, start, fitted = balanced(strategy, case, policy, watch)
+    watch = Slow if policy else Watch
+    balancer, model, start, plans, fitted = balanced(strategy, case, policy, watch)
     if balancer.rank:
         return
     other, history = alone(case, **reference)
@@ -134,5 +147,5 @@ def compare(name, strategy, case, policy=None, slow=0.0, **reference):
         "moved": moved,
         "logs": max((abs(a - b) for a, b in logs), default=0.0),
         "relative_logs": max((abs(a - b) / (abs(b) or 1.0) for a, b in logs), default=0.0),
-        "plans": len(watch.plans),
+        "plans": len(plans),
     })  # fmt: skip

@@ -171,8 +171,7 @@ def train(name):
         replaced(step, "in_buckets", counted),
         replaced(Parts, "claim", claimed),
     ):
-        slow = 0.02 if policy else 0.0
-        compare(name, strategy, trained, policy, mapped=mapped, slow=slow)
+        compare(name, strategy, trained, policy, mapped=mapped)
     result(f"{name}/buckets", max(map(len, buckets)))
     result(f"{name}/parts", len(parts))
 

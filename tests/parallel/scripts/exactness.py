@@ -55,7 +55,7 @@ def _outcome(strategy, case):
 
 
 def _compare(strategy, case):
-    balancer, model, start, _ = balanced(strategy, case)
+    balancer, model, start, *_ = balanced(strategy, case)
     found = {"state": _state(model)}
     if balancer.rank == 0:
         reference = _alone(case)
@@ -75,6 +75,7 @@ def _alone(case):
     # Under a strategy, `fit` builds the optimizer before it traces the step. ScheduleFreeAdamW
     # needs that: Keras loses its initial values if it is built while the step is traced.
     model.optimizer.build(model.trainable_variables)
+    model.run_eagerly = True  # a trace takes longer than the few steps
     model.fit(_whole_batches(case.x), steps_per_epoch=STEPS, epochs=EPOCHS, verbose=0)
     return model
 

@@ -275,11 +275,14 @@ def endpoint(distributed):
 # Means over tokens
 
 
-def tagger(distributed):
+def tagger(distributed, *layers):
     return keras.Sequential(
-        [L.Input((6,)), L.Embedding(50, 8, mask_zero=True), L.LSTM(8, return_sequences=True),
-         L.Dense(3)]
-    )  # fmt: skip
+        [L.Input((6,)), L.Embedding(50, 8, mask_zero=True), *layers, L.Dense(3)]
+    )
+
+
+def recurrent_tagger(distributed):
+    return tagger(distributed, L.LSTM(8, return_sequences=True))
 
 
 def two_taggers(distributed):
@@ -335,7 +338,7 @@ EXACT = {
     "mask_ends_in_pooling": trained(pooled, "mse", TOKENS),
     "mask": trained(tagger, categorical(), TOKENS, TAGS, balancer=BY_MASK),
     "mask_and_weights": trained(
-        tagger, categorical(), TOKENS, TAGS, balancer=BY_MASK, weights=TOKEN_WEIGHTS
+        recurrent_tagger, categorical(), TOKENS, TAGS, balancer=BY_MASK, weights=TOKEN_WEIGHTS
     ),
     "two_masks": trained(
         two_taggers, [categorical(), categorical()], {"a": TOKENS, "b": TOKENS[::-1].copy()},
@@ -388,7 +391,7 @@ def convolution(distributed):
 VERIFIED = {
     "verified": trained(convolution, "mse", balancer={"verify": True}),
     "verified_tokens": trained(
-        tagger, categorical(), TOKENS, TAGS, balancer={"verify": True, **BY_MASK}
+        recurrent_tagger, categorical(), TOKENS, TAGS, balancer={"verify": True, **BY_MASK}
     ),
     "verified_error": trained(
         lambda d: dense(Contrastive), balancer={"verify": True, "weight_by": "samples"}

@@ -4,14 +4,14 @@ import json
 import os
 import sys
 import tempfile
-import time
 
 import keras
 import numpy as np
 import tensorflow as tf
-from comparison import SAMPLES, Cycle, Trained, X, balanced, compare
+from comparison import SAMPLES, Cycle, Trained, Watch, X, balanced, compare
 from report import result
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from virtual_time import VirtualTime
 
 import lbbsp_tf
 from lbbsp_core import LoadBalanced
@@ -55,36 +55,43 @@ def half(distributed):
     return model
 
 
-class Sleeps(L.Layer):
-    """Takes 1 ms a sample on the first device, and 3 ms on the second."""
-
-    def call(self, x):
-        replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-        seconds = (0.001, 0.003)[replica]
-
-        def sleep(batch):
-            time.sleep(seconds * len(batch))
-            return batch
-
-        # Stateful functions of all replicas would run one after the other.
-        slept = tf.ensure_shape(tf.numpy_function(sleep, [x], tf.float32, stateful=False), x.shape)
-        return x + tf.stop_gradient(slept - x)
+CLOCKS = []  # of the devices
 
 
-class Sleeper(keras.Model):
+class Clocks(Watch):
+    """Gives each device a clock of its own."""
+
+    def __init__(self, balancer):
+        super().__init__(balancer)
+        CLOCKS.extend(VirtualTime(session.meter) for session in balancer._training.sessions)
+
+
+class Unequal(keras.Model):
+    """Takes 1 ms a sample on the first device, and 3 ms on the second, in the forward pass."""
+
     def __init__(self):
         super().__init__()
-        self.sleeps, self.dense = Sleeps(), L.Dense(1)
+        self.dense = L.Dense(1)
 
     def build(self, shape):
         self.dense.build(shape)
 
     def call(self, x, training=False):
-        return self.dense(self.sleeps(x) if training else x)
+        return self.dense(self.compute(x) if training else x)
+
+    def compute(self, x):
+        replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+
+        def compute(batch):
+            CLOCKS[replica].compute((0.001, 0.003)[replica] * len(batch))
+            return batch
+
+        computed = tf.numpy_function(compute, [x], tf.float32)
+        return x + tf.stop_gradient(tf.ensure_shape(computed, x.shape) - x)
 
 
-def sleeper(distributed):
-    model = Sleeper()
+def unequal(distributed):
+    model = Unequal()
     model.compile("sgd", "mse")
     return model
 
@@ -228,8 +235,8 @@ if __name__ == "__main__":
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
     for name in names:
         if name == "unequal":
-            case = Trained(sleeper, FEATURES, TARGETS, epochs=3)
-            balancer, *_ = balanced(strategy, case, policy=LoadBalanced(min_gain=0.0))
+            case = Trained(unequal, FEATURES, TARGETS)
+            balancer, *_ = balanced(strategy, case, LoadBalanced(min_gain=0.0), Clocks)
             result(name, balancer.sizes)
         elif name in COUNTS:
             count(strategy, name)

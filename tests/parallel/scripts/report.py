@@ -36,11 +36,7 @@ def largest_difference(model, other) -> float:
 def listening() -> list[str]:
     """Returns the addresses on which the processes of this job listen, the launcher included."""
     launcher = psutil.Process().parent()
-    job = [
-        process
-        for process in launcher.children(recursive=True)
-        if process.environ().get("LBBSP_JOB") == os.environ["LBBSP_JOB"]
-    ]
+    job = filter(_is_of_this_job, launcher.children(recursive=True))
     found = {
         connection.laddr.ip
         for process in [launcher, *job]
@@ -48,3 +44,10 @@ def listening() -> list[str]:
         if connection.status == psutil.CONN_LISTEN
     }
     return sorted(found)
+
+
+def _is_of_this_job(process: psutil.Process) -> bool:
+    try:
+        return process.environ().get("LBBSP_JOB") == os.environ["LBBSP_JOB"]
+    except psutil.Error:  # it has ended
+        return False

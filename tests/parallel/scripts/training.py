@@ -12,7 +12,6 @@ import tensorflow as tf
 import lbbsp_core
 import lbbsp_tf
 
-SECONDS_PER_SAMPLE = (0.002, 0.002, 0.005)  # of even and balanced batches
 mode = sys.argv[1]
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
@@ -45,14 +44,6 @@ options = OPTIONS.get(mode, lambda rank: {})(resolver.task_id)
 balancer = lbbsp_tf.LoadBalancer(strategy, 48, **options)
 
 
-class Computes(keras.callbacks.Callback):
-    """Takes the time that a slow device would, without the CPU."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if mode in ("even", "balanced"):
-            time.sleep(SECONDS_PER_SAMPLE[balancer.rank] * balancer.sizes[balancer.rank])
-
-
 class Fails(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == 5 and balancer.rank == 1:
@@ -80,6 +71,6 @@ model.fit(
     balancer.dataset(images, labels),
     steps_per_epoch=balancer.steps_per_epoch,
     epochs=4,
-    callbacks=[balancer, Computes(), Fails()],
+    callbacks=[balancer, Fails()],
     verbose=0,
 )
