@@ -1,9 +1,8 @@
-"""A policy and a synchroniser defined in a test, in real jobs of three unequal workers."""
+"""A policy and a synchroniser defined in a test, in a real job of three unequal workers."""
 
 import os
 from collections import Counter
 from importlib.util import find_spec
-from itertools import permutations
 from statistics import median
 
 import pytest
@@ -12,7 +11,7 @@ from jobs import SCRIPTS, run
 from lbbsp_core import read_run
 
 pytestmark = [
-    pytest.mark.alone,
+    pytest.mark.campaign,
     pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
 ]
 NEEDS_SKLEARN = True
@@ -28,32 +27,13 @@ def importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(SCRIPTS), path])))
 
 
-def job(mode, folder):
-    done = run("mx_custom", mode, str(folder), workers=3, framework="mxnet")
+def test_own_synchroniser_and_policy_under_an_asynchronous_trainer(tmp_path):
+    done = run("mx_custom", str(tmp_path), workers=3, framework="mxnet")
     assert done.status == 0
     results = [done.results(rank) for rank in range(3)]
     drawn = Counter(sample for one in results for sample in one["drawn"])
     assert set(drawn) == set(range(SAMPLES))
     assert set(drawn.values()) == {EPOCHS}, "every sample is drawn once an epoch"
-    return results
-
-
-def test_own_policy_decides_the_plans_of_a_trainer(tmp_path):
-    results = job("in_step", tmp_path)
-    steps = read_run(tmp_path).steps
-    plans = [tuple(step.sizes) for step in steps]
-    assert plans == list(zip(*(one["sizes"] for one in results), strict=True)), "as drawn"
-    whole = [plan for plan in plans if sum(plan) == X]
-    assert len(whole) == 2 * 20
-    assert [sum(plan) for plan in plans if plan not in whole] == [13, 13]
-    assert whole[0] == EVEN
-    assert set(whole) <= {EVEN, *permutations(RANKED)}
-    assert Counter(whole[10:]).most_common(1)[0][0] == RANKED
-
-
-@pytest.mark.campaign
-def test_own_synchroniser_and_policy_under_an_asynchronous_trainer(tmp_path):
-    results = job("asynchronous", tmp_path)
     pushes = read_run(tmp_path).pushes
     for rank, one in enumerate(results):
         mine = [push for push in pushes if push.worker == rank]
@@ -65,7 +45,7 @@ def test_own_synchroniser_and_policy_under_an_asynchronous_trainer(tmp_path):
     complete = [period for period in set(periods) if period < max(periods)]
     assert len(complete) >= 10
     assert {counts[period, rank] for period in complete for rank in range(3)} == {PERIOD}
-    assert {push.lead for push in pushes} == {0, 1}
+    assert {push.lead for push in pushes} <= {0, 1}
     assert max(push.staleness for push in pushes) <= 2 * (PERIOD - 1), "the others' first pushes"
     sizes = Counter(push.samples for push in pushes)
     cut = sizes.total() - sum(sizes[size] for size in {*EVEN, *RANKED})

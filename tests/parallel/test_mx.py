@@ -1,12 +1,11 @@
-"""MXNet on real clusters: exact learning, failures, misuse, and unequal workers."""
+"""MXNet on real clusters: exact learning, failures and misuse."""
 
 import time
 from collections import Counter
 from importlib.util import find_spec
 
 import pytest
-from jobs import BOUND_SECONDS, campaign, check_unequal, on, run
-from surfaces import check_recent, check_surfaces
+from jobs import BOUND_SECONDS, campaign, on, run
 
 from lbbsp_core import read_run
 
@@ -278,36 +277,3 @@ def test_only_worker_0_writes_to_a_folder_of_all_from_which_all_continue(seen, f
         assert (first, second) == ((EPOCH, 1) if writes else (0, 0))
         assert files == 2, "the newest parameters and states"
         assert difference <= TOLERANCE
-
-
-# --- unequal workers ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Records of the same training with even and with balanced batches, one worker slow."""
-    folder = tmp_path_factory.mktemp("runs")
-    for mode in ("even", "balanced"):
-        run_dir = folder / mode
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("LBBSP_METRICS_FILE", str(run_dir / "job.prom"))
-            done = job("mx_training", mode, workers=3, run_dir=run_dir)
-        assert done.status == 0
-        check_surfaces(run_dir)
-        check_recent(run_dir, run_dir / "job.prom")
-        assert [done.results(rank)["rank"] for rank in range(3)] == [0, 1, 2]
-    return {mode: read_run(folder / mode) for mode in ("even", "balanced")}
-
-
-@pytest.mark.alone
-def test_the_slow_worker_is_seen_and_gets_less(runs):
-    check_unequal(runs, total=48)
-
-
-@pytest.mark.alone
-def test_the_header_tells_what_ran(runs):
-    header = runs["balanced"].header
-    assert (header.framework, header.workers, header.lag) == ("mxnet", 3, 1)
-    assert header.policy.startswith("LoadBalanced")
-    assert "runnable" in header.drivers
-    assert runs["even"].header.policy == "Observe()"

@@ -77,7 +77,9 @@ class Unequal:
     def __call__(self) -> None:
         """Computes the batch of the running step."""
         rank, last = self._session.rank, self._session.workers - 1
-        for other in range(last) if self._folder and rank == last else ():
+        # In its first step, a worker may still have to meet the others before it measures.
+        waits = self._folder and self._computed and rank == last
+        for other in range(last) if waits else ():
             while not self._barrier(self._computed, other).exists():
                 time.sleep(0.001)
         self._computed += 1
