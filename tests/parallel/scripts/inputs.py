@@ -355,7 +355,7 @@ def slow_input():
     logging.getLogger("lbbsp.tf").addHandler(handler)
     it = balancer()
     with replaced(feed, "MAX_WAIT", 0.0), replaced(feed, "MIN_WAIT_SECONDS", 0.0):
-        fit(it, it.dataset(FEATURES, LABELS), epochs=3)
+        fit(it, it.dataset(FEATURES, LABELS, prefetch=1), epochs=3)
     result("slow", [text for text in said if "input" in text])
     logging.getLogger("lbbsp.tf").removeHandler(handler)
 
