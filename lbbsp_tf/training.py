@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.handshake import Facts
-from lbbsp_core.runtime.exchange.protocol import fingerprint
 from lbbsp_core.runtime.extensions.settings import Settings, SettingsComparison
 from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_core.runtime.reliability.activity import Activity
@@ -171,9 +170,11 @@ class Training:
     def _prove(self, train_step: TrainStep) -> Weighting:
         batch, by_tokens = self.input.pipeline.first_samples(SAMPLES), self._weight_by == "mask"
         found = prove(train_step, self.strategy, batch, by_tokens=by_tokens)
+        refused = isinstance(found, Refusal)
         # Processors round differently, and so may the figures in the reasons to refuse.
-        outcome = "refused" if isinstance(found, Refusal) else repr(found)
-        handshake.compare(self._leader.collectives, {"weighting of the loss": fingerprint(outcome)})
+        if self._leader.any_worker(not refused):
+            outcome = f"refused ({found.problem})" if refused else repr(found)
+            handshake.compare(self._leader.collectives, {"weighting of the loss": outcome})
         if isinstance(found, Refusal):
             raise ValueError(
                 f"{found.problem}, so unequal batches would not learn what one process learns: "

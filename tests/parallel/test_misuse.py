@@ -44,6 +44,7 @@ EXPECTED = {
     "has InputLayer, Dense, ReLU",
     "different_schedule": "decay_steps: 10",
     "different_loss": "disagree on loss: worker 0 has SparseCategoricalCrossentropy(",
+    "different_weighting": "sums=(True,), by_tokens",
     "different_order": "disagree on the data: samples of worker 1 differ from those of worker 0",
     "different_labels": "disagree on the data: samples of worker 1 differ from those of worker 0",
     "different_types": "disagree on shapes and types of the data: worker 0 has",

@@ -27,7 +27,9 @@ _BEFORE, _AFTER = 60, 150
 """Characters of a text that are shown before and after the place where it differs from another."""
 
 _REMEDIES = {
-    "number of samples": "pass the whole data set to all workers, without shard(...) or x[rank::n]"
+    "number of samples": "pass the whole data set to all workers, without shard(...) or x[rank::n]",
+    "weighting of the loss": "compute the same loss on all workers, or, if it is a mean over "
+    'samples that one of them rounds too coarsely, pass weight_by="samples"',
 }
 
 

@@ -71,6 +71,12 @@ def different_data(x, y):
     fit(it.dataset(x, y), balancer=it)
 
 
+def loss_of_rank(y, y_pred):
+    """A mean over samples on worker 0, and a sum on worker 1."""
+    reduce = keras.ops.sum if rank else keras.ops.mean
+    return reduce(keras.losses.sparse_categorical_crossentropy(y, y_pred, True))
+
+
 class Diverging(keras.callbacks.Callback):
     """Changes the weights of one worker after the second step."""
 
@@ -180,6 +186,7 @@ CASES = {
     "different_loss": lambda: different_model(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=not rank)
     ),
+    "different_weighting": lambda: different_model(loss=loss_of_rank),
     "different_order": lambda: different_data(SAMPLES[:: 1 - 2 * rank], y),
     "different_labels": lambda: different_data(SAMPLES, rank * np.arange(64, dtype="i4") % 2),
     "different_types": lambda: different_data(SAMPLES.astype("f8" if rank else "f4"), y),
