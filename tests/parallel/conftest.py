@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,21 @@ def fast_start(request: pytest.FixtureRequest) -> Iterator[None]:
         if not getattr(request.module, "NEEDS_SKLEARN", False):
             patch.setenv("PYTHONPATH", str(WITHOUT), prepend=os.pathsep)
         yield
+
+
+@pytest.fixture
+def popen() -> Iterator[Callable[..., subprocess.Popen]]:
+    """Starts processes as `subprocess.Popen` does, whose output is text, and ends them."""
+    with ExitStack() as stack:
+
+        def start(command: Sequence[object], **options: object) -> subprocess.Popen:
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            process = subprocess.Popen([*map(str, command)], **pipes, **options)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Jobs on several hosts: small processes behind an ssh of our own, and sshd in namespaces."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections import defaultdict
 from importlib.util import find_spec
@@ -16,14 +18,14 @@ from pathlib import Path
 import psutil
 import pytest
 from namespaces import LINK, ip, namespaces
+from waits import until
 
 from lbbsp_core._version import __version__
-from lbbsp_core.launch import launch
+from lbbsp_core.launch import launch, restart, supervise
 
 ROOT = Path(__file__).parents[2]
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-# A worker sleeps for 60 s if it is not ended: ending it takes less, on a busy machine too.
-pytestmark = pytest.mark.timeout(50)
+GRACE = 300.0  # only ends what hangs
 
 # As a login does, it greets, and starts from a session and an environment of its own.
 SSH = """#!/bin/sh
@@ -35,7 +37,7 @@ case $host in
     dead) echo "ssh: connect to host dead port 22: No route to host" >&2; exit 255 ;;
     bare) echo "env: python: No such file or directory" >&2; exit 127 ;;
     old) echo "lbbsp agent 0.0.1"; exec cat >&2 ;;
-    mute) echo "lbbsp agent @VERSION@"; echo '["line", "hello"]'; exec sleep 60 ;;
+    mute) echo "lbbsp agent @VERSION@"; echo '["line", "hello"]'; exec sleep 300 ;;
     moved) mv "$PWD" "$PWD.moved" ;;
     busy) if mkdir "$0.was-busy" 2>/dev/null; then
         echo "kex_exchange_identification: Connection closed by remote host" >&2; exit 255
@@ -52,10 +54,15 @@ RANK = """
 import json, os, signal, subprocess, sys, time
 from lbbsp_core.runtime.reliability import marks
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+def hang(): time.sleep(300)
 """
 
-DRIVER = "import sys; from lbbsp_core.launch import launch; sys.exit(launch([sys.argv[1]], "
-DRIVER += "hosts='a,b'))"
+DRIVER = f"""
+import sys
+from lbbsp_core.launch import launch, supervise
+supervise.TERM_SECONDS = 0.1  # the grace alone lets workers write
+sys.exit(launch([sys.argv[1]], hosts="a,b", grace={GRACE}))
+"""
 
 
 @pytest.fixture
@@ -75,10 +82,7 @@ def script(tmp_path, monkeypatch):
         return "train.py"
 
     yield write
-    end = time.monotonic() + 15
-    while left := left_over(tmp_path):
-        assert time.monotonic() < end, left
-        time.sleep(0.05)
+    until(lambda: not left_over(tmp_path))
 
 
 def left_over(tmp_path):
@@ -92,8 +96,13 @@ def left_over(tmp_path):
 
 
 @pytest.fixture
-def run():
-    """Returns a function that launches a job, and the lines of its workers."""
+def run(monkeypatch):
+    """Returns a function that launches a job, and the lines of its workers.
+
+    Attempts follow at once, and workers have all the time that they need to end.
+    """
+    monkeypatch.setattr(restart, "MAX_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(supervise, "TERM_SECONDS", GRACE)
     lines = defaultdict(list)
 
     def start(command, hosts="a,b", **options):
@@ -136,7 +145,7 @@ def told(*_):
 signal.signal(signal.SIGTERM, told)
 if not rank: open('ready', 'w')
 while not os.path.exists('ready'): time.sleep(0.05)
-sys.exit(3) if rank else time.sleep(60)
+sys.exit(3) if rank else hang()
 """
     assert start(script(body)) == 3
     assert lines[0][-1] == "True", "the record then says so"
@@ -147,22 +156,23 @@ sys.exit(3) if rank else time.sleep(60)
     ]
 
 
-def test_what_a_killed_worker_has_started_is_ended(script, run, capfd):
+def test_what_a_killed_worker_has_started_is_ended(script, run, capfd, monkeypatch):
+    monkeypatch.setattr(supervise, "TERM_SECONDS", 0.1)
     body = """
-subprocess.Popen(["sleep", "60"], start_new_session=True)
+subprocess.Popen(["sleep", "300"], start_new_session=True)
 if rank: os.kill(os.getpid(), signal.SIGKILL)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-time.sleep(60)
+hang()
 """
     assert run[0](script(body)) == 137
     assert "worker 1 on b was ended by SIGKILL" in capfd.readouterr().err
 
 
 def test_what_workers_tell_the_launcher_arrives(script, run, capfd):
-    body = "marks.begin()\nif rank: time.sleep(60)\nmarks.note_lost(1, 'worker 1 was silent')\n"
+    body = "marks.begin()\nif rank: hang()\nmarks.note_lost(1, 'worker 1 was silent')\n"
     assert run[0](script(body + "sys.exit(4)")) == 4
     assert capfd.readouterr().err.splitlines()[-1] == "lbbsp launch: worker 1 was silent"
-    body = "marks.begin()\nif rank == 1: sys.exit(0)\nwith marks.waiting(): time.sleep(60)"
+    body = "marks.begin()\nif rank == 1: sys.exit(0)\nwith marks.waiting(): hang()"
     assert run[0](script(body)) == 1
     assert "worker 1 on b ended with status 0 before training, and worker 0 on a waits for it" in (
         capfd.readouterr().err
@@ -175,7 +185,7 @@ def test_a_job_is_restarted_on_the_hosts_that_remain(script, run, capfd):
 print(os.environ["ON"], os.environ["TF_CONFIG"], os.environ["LBBSP_ELASTIC"])
 if os.environ["LBBSP_RESTART"] == "0":
     if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    hang()
 """
     hosts = "a,b,c"
     assert start(script(body), hosts, max_restarts=1, elastic=2, log_dir=Path("logs")) == 0
@@ -200,7 +210,7 @@ if os.environ["LBBSP_RESTART"] == "0":
     ],
 )
 def test_a_host_that_differs_is_named_with_the_remedy(script, run, capfd, host, message):
-    assert run[0](script("time.sleep(60)"), host) != 0
+    assert run[0](script("hang()"), host) != 0
     assert message in capfd.readouterr().err.splitlines()[-1]
 
 
@@ -232,18 +242,11 @@ def test_a_port_that_is_in_use_is_named(script, run, capfd):
 
 
 @pytest.fixture
-def driver(script, tmp_path):
+def driver(script, popen):
     """Returns a function that starts a launcher process and waits for both workers' output."""
-    started = []
 
     def start(body):
-        process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, script(body)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        started.append(process)
+        process = popen([sys.executable, "-c", DRIVER, script(body)])
         greetings = 0
         while greetings < 2:
             line = process.stdout.readline()
@@ -251,26 +254,26 @@ def driver(script, tmp_path):
             greetings += "hello" in line
         return process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start
 
 
 def test_asking_the_launcher_to_end_asks_the_scripts(driver):
     """They get the time that they need to write a checkpoint."""
     body = """
 def leave(*_):
-    time.sleep(1)
+    open(f"asked-{rank}", "w")
+    while not os.path.exists("may-end"): time.sleep(0.01)
     print("left")
     sys.exit(143)
 signal.signal(signal.SIGTERM, leave)
 print("hello")
-time.sleep(60)
+hang()
 """
     process = driver(body)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=40)
+    until(lambda: Path("asked-0").exists() and Path("asked-1").exists())
+    Path("may-end").touch()
+    output, _ = process.communicate()
     assert process.returncode == 143
     assert output.count("left") == 2
 
@@ -278,7 +281,7 @@ time.sleep(60)
 @pytest.mark.parametrize("victim", ["launcher", "connection"])
 def test_a_connection_that_ends_ends_its_worker(driver, victim):
     process = driver(
-        "subprocess.Popen(['sleep', '60'], start_new_session=True)\nprint('hello')\ntime.sleep(60)"
+        "subprocess.Popen(['sleep', '300'], start_new_session=True)\nprint('hello')\nhang()"
     )
     if victim == "launcher":
         process.kill()
@@ -287,7 +290,7 @@ def test_a_connection_that_ends_ends_its_worker(driver, victim):
     relays = [c for c in psutil.Process(process.pid).children() if "_relay.py" in str(c.cmdline())]
     (ssh,) = relays[0].children()
     ssh.kill()  # here, it is the agent
-    output, _ = process.communicate(timeout=40)
+    output, _ = process.communicate()
     assert process.returncode == 1
     assert "lbbsp launch: the connection to " in output.splitlines()[-1]
 
@@ -305,7 +308,7 @@ print("end")
     process = driver(body)
     Path("go").touch()  # the fixture has read both greetings, and reads no more
     time.sleep(14)  # more than the silence after which a host counts as lost
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate()
     assert process.returncode == 0
     assert output.count("] end\n") == 2
 
@@ -345,10 +348,8 @@ def cluster(tmp_path, monkeypatch):
             stack.callback(server.wait)
             stack.callback(server.terminate)
         for name in names:
-            end = time.monotonic() + 20
-            while subprocess.run(["ip", "netns", "exec", names[0], ssh, name, "true"]).returncode:
-                assert time.monotonic() < end, f"sshd of {name} does not answer"
-                time.sleep(0.1)
+            answer = ["ip", "netns", "exec", names[0], ssh, name, "true"]
+            until(lambda: subprocess.run(answer).returncode == 0)  # noqa: B023
         yield names
 
 
@@ -362,26 +363,26 @@ def processes_in(name):
     return found
 
 
-def start_job(names, *words):
-    """Starts a launcher in the first namespace."""
-    return subprocess.Popen(
-        ["ip", "netns", "exec", names[0], sys.executable, "-m", "lbbsp_core", "launch", "--hosts",
-         ",".join(names), *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-    )  # fmt: skip
+@pytest.fixture
+def start_job(cluster, popen):
+    """Returns a function that starts a launcher in the first namespace."""
+    launcher = ["ip", "netns", "exec", cluster[0], sys.executable, "-m", "lbbsp_core", "launch"]
+    return lambda hosts, *words: popen([*launcher, "--hosts", ",".join(hosts), *words], cwd=ROOT)
+
+
+def unread(pipe):
+    """Returns how many bytes a pipe keeps; 65,536 are the most."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 @pytest.mark.parametrize("fault", ["kill", pytest.param("unplug", marks=pytest.mark.campaign)])
-def test_a_host_that_fails_ends_the_job_on_all(cluster, tmp_path, fault):
+def test_a_host_that_fails_ends_the_job_on_all(cluster, start_job, tmp_path, fault):
     script = tmp_path / "train.py"
     script.write_text(
-        "import time\nfor _ in range(500): print('x' * 1000)\nprint('hello')\ntime.sleep(60)\n"
+        "import time\nfor _ in range(500): print('x' * 1000)\nprint('hello')\ntime.sleep(300)\n"
     )
     job = start_job(cluster, "--log-dir", tmp_path / "logs", script)
-    time.sleep(1)  # the pipes are full now
+    until(lambda: unread(job.stdout) > 60_000)  # the pipes are full
     said = [job.stdout.readline().strip("\nx") for _ in range(3 * 501)]
     expected = [f"[{rank}] {word}" for rank in range(3) for word in [""] * 500 + ["hello"]]
     assert sorted(said) == sorted(expected)
@@ -391,7 +392,7 @@ def test_a_host_that_fails_ends_the_job_on_all(cluster, tmp_path, fault):
         os.kill(worker, signal.SIGKILL)
     else:
         ip("-n", cluster[1], "link", "set", LINK, "down")
-    output, _ = job.communicate(timeout=40)
+    output, _ = job.communicate()
     reason = f"worker 1 on {cluster[1]} was ended by SIGKILL"
     if fault == "unplug":
         reason = f"{cluster[1]} has given no sign of life for 10 s"
@@ -400,25 +401,20 @@ def test_a_host_that_fails_ends_the_job_on_all(cluster, tmp_path, fault):
     assert {file.name for file in (tmp_path / "logs").iterdir()} == {
         f"worker-{rank}.log" for rank in range(3)
     }
-    end = time.monotonic() + 20
-    while left := [w for n in cluster for w in processes_in(n).values() if str(script) in w]:
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
+    until(lambda: all(str(script) not in w for n in cluster for w in processes_in(n).values()))
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(200)
-def test_a_host_runs_more_workers_than_may_connect_at_once(cluster, tmp_path):
+def test_a_host_runs_more_workers_than_may_connect_at_once(cluster, start_job, tmp_path):
     """By default, sshd refuses some from the eleventh on."""
     (tmp_path / "train.py").write_text("print('hello')")
-    job = start_job([cluster[0]], "--hosts", ",".join([cluster[1]] * 24), tmp_path / "train.py")
-    output, _ = job.communicate(timeout=150)
+    job = start_job([cluster[1]] * 24, tmp_path / "train.py")
+    output, _ = job.communicate()
     assert job.returncode == 0, output
     assert output.count("] hello\n") == 24
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("framework", "example", "printed"),
     [
@@ -426,12 +422,12 @@ def test_a_host_runs_more_workers_than_may_connect_at_once(cluster, tmp_path):
         ("mxnet", "gluon_digits_balanced.py", "accuracy:"),
     ],
 )
-def test_three_hosts_train_an_example(cluster, framework, example, printed):
+def test_three_hosts_train_an_example(cluster, start_job, framework, example, printed):
     if find_spec(framework) is None:
         pytest.skip(f"needs {framework}")
     words = ["--framework", framework, "--ranks", "0", f"examples/{example}"]
     job = start_job(cluster, *words)
-    said, _ = job.communicate(timeout=250)
+    said, _ = job.communicate()
     assert job.returncode == 0, said
     found = [line for line in said.splitlines() if printed in line]
     assert all(line.startswith("[0]") for line in found), "MXNet's rank 0 is the launcher's"

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from contextlib import ExitStack
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 
@@ -186,9 +185,8 @@ def test_a_script_that_fails_while_it_leaves_is_named(script, said):
 
 
 @pytest.fixture
-def start(script, tmp_path):
+def start(script, tmp_path, popen):
     """Returns a function that starts a launcher of two workers, and waits until both are ready."""
-    stack = ExitStack()
 
     def start(body: str, **options: object) -> subprocess.Popen:
         code = f"""
@@ -198,21 +196,13 @@ supervise.TERM_SECONDS, supervise.NOTICE_SECONDS = 0.1, 0.05  # the grace alone 
 restart.Attempt.pause_seconds = {GRACE}
 sys.exit(launch([{script(body)!r}], workers=2, **{options}))
 """
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        stack.enter_context(process)
-        stack.callback(process.kill)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = popen([sys.executable, "-c", code], env=environment)
         until(lambda: both_have(tmp_path, "ready") or process.poll() is not None)
         assert process.poll() is None
         return process
 
-    with stack:
-        yield start
+    return start
 
 
 def both_have(tmp_path: Path, mark: str) -> bool:
