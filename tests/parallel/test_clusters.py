@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,12 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 from namespaces import namespaces
+from waits import HANG_SECONDS, until
 
 from lbbsp_core.launch.cluster import free_ports
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "examples" / "cluster"
-SECONDS = 200
 
 SRUN = """#!/usr/bin/env python3
 import os, subprocess, sys
@@ -72,7 +71,7 @@ def run(command, env):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_SECONDS,
         check=False,
     )
     print(done.stdout)
@@ -110,16 +109,25 @@ def submit(programs, tmp_path, **variables):
 
 
 @pytest.mark.parametrize(
-    ("left", "restarts", "again"),
-    [(0, None, False), (143, None, True), (143, "29", True), (143, "30", False), (1, None, False)],
+    ("nodes", "left", "restarts", "again"),
+    [
+        (3, 0, None, False),
+        (1, 143, None, True),
+        (1, 143, "29", True),
+        (1, 143, "30", False),
+        (1, 1, None, False),
+    ],
 )
 def test_the_slurm_job_starts_each_task_and_is_queued_again(
-    programs, tmp_path, left, restarts, again
+    programs, tmp_path, nodes, left, restarts, again
 ):
-    count = {} if restarts is None else {"SLURM_RESTART_COUNT": restarts}
-    status, said, workers = submit(programs, tmp_path, LEFT=str(left), **count)
+    names = [f"n{1 + number}" for number in range(nodes)]
+    variables = {"SLURM_JOB_NODELIST": ",".join(names), "LEFT": str(left)}
+    if restarts is not None:
+        variables["SLURM_RESTART_COUNT"] = restarts
+    status, said, workers = submit(programs, tmp_path, **variables)
     assert status == left
-    assert workers == [[f"n{i}:28112" for i in (1, 2, 3)]] * 3
+    assert workers == [[f"{name}:28112" for name in names]] * nodes
     assert ("scontrol requeue 41007" in said) == again
     bounded = "not queued again after 30 restarts: raise LBBSP_MAX_RESTARTS" in said
     assert bounded == (restarts == "30")
@@ -171,54 +179,48 @@ open(os.environ["DMLC_ROLE"] + "-left", "w")
 LEAVES = """
 import pathlib, signal, sys, time
 def leave(*_):
-    time.sleep(0.5)
+    while not pathlib.Path("may-leave").exists():
+        time.sleep(0.05)
     open("left", "w")
     sys.exit(143)
 signal.signal(signal.SIGTERM, leave)
 while not all(pathlib.Path(name).exists() for name in ("scheduler", "server")):
     time.sleep(0.05)
 open("started", "w")
-time.sleep(99)
+time.sleep(300)
 """
 
 
 @pytest.fixture
-def mxnet_job(tmp_path):
+def mxnet_job(tmp_path, popen):
     """A function that starts the launcher of one worker of MXNet, whose servers are our own."""
     (tmp_path / "lbbsp_mx").mkdir()
     (tmp_path / "lbbsp_mx" / "__init__.py").touch()
     (tmp_path / "lbbsp_mx" / "server.py").write_text(SERVER)
     (tmp_path / "train.py").write_text(LEAVES)
-    words = ["--framework", "mxnet", "--hosts", "127.0.0.1", "--rank", "0", "train.py"]
-    jobs = []
+    words = ["--hosts", "127.0.0.1", "--rank", "0", "--grace", HANG_SECONDS, "train.py"]
 
     def start(fails=""):
-        job = subprocess.Popen(
-            [sys.executable, "-m", "lbbsp_core", "launch", "--port", str(free_ports(1)[0]), *words],
+        launch = [sys.executable, "-m", "lbbsp_core", "launch", "--framework", "mxnet"]
+        return popen(
+            [*launch, "--port", free_ports(1)[0], *words],
             env={**os.environ, "FAILS": fails, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
             cwd=tmp_path,
-            stderr=subprocess.PIPE,
-            text=True,
         )
-        jobs.append(job)
-        return job
 
-    yield start
-    for job in jobs:
-        job.kill()
-        job.wait()
+    return start
 
 
 def test_a_scheduler_may_signal_all_processes_of_an_mxnet_job(mxnet_job, tmp_path):
     """The worker writes its checkpoint, for which it needs the servers, and these end after it."""
     job = mxnet_job()
-    while not (tmp_path / "started").exists():
-        assert job.poll() is None
-        time.sleep(0.05)
+    until((tmp_path / "started").exists)
     for process in (psutil.Process(job.pid), *psutil.Process(job.pid).children()):
         process.terminate()
-    said = job.communicate(timeout=60)[1]
-    assert job.returncode == 143, said
+    for line in job.stdout:
+        if "waiting up to 300 s" in line:
+            (tmp_path / "may-leave").touch()
+    assert job.wait() == 143
     assert (tmp_path / "scheduler-left").exists()
     assert (tmp_path / "server-left").exists()
 
@@ -226,7 +228,7 @@ def test_a_scheduler_may_signal_all_processes_of_an_mxnet_job(mxnet_job, tmp_pat
 @pytest.mark.parametrize("fails", ["scheduler", "server"])
 def test_a_server_that_fails_ends_the_worker_that_waits_for_it(mxnet_job, fails):
     job = mxnet_job(fails)
-    said = job.communicate(timeout=60)[1]
+    said = job.communicate()[0]
     assert job.returncode == 5, said
     assert f"{fails}{' 0' if fails == 'server' else ''} failed with exit status 5" in said
 
@@ -315,12 +317,20 @@ def test_what_git_ignores_is_left_out_of_the_image():
 
 # --- spot instances -------------------------------------------------------------------------------
 
+# Ends when the provider has been asked so often.
 WORKER = """
-import signal, sys, time
+import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 print("started", flush=True)
-time.sleep(float(sys.argv[1]))
-sys.exit(7)
+for _ in range(30_000):
+    if os.path.exists("asked") and os.path.getsize("asked") >= int(sys.argv[1]):
+        sys.exit(7)
+    time.sleep(0.01)
+"""
+NEVER = "9999"
+CURL = f"""#!/bin/sh
+printf . >>asked
+exec {shutil.which("curl")} "$@" --max-time 300  # the last one counts
 """
 
 
@@ -361,59 +371,54 @@ def metadata():
     server.server_close()
 
 
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.fixture
+def spot(tmp_path, popen, monkeypatch):
+    """A function that watches a worker which ends after some questions to the provider."""
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    (tmp_path / "curl").write_text(CURL)
+    (tmp_path / "curl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def start(questions, address, seconds="0.05", token="", worker=WORKER):
+        provider = {"SPOT_NOTICE": address, "SPOT_TOKEN": token, "SPOT_SECONDS": seconds}
+        command = ["bash", CLUSTER / "spot.sh", sys.executable, "-c", worker, questions]
+        return popen(command, env={**os.environ, **provider}, cwd=tmp_path)
+
+    return start
 
 
-def spot(seconds, metadata, **variables):
-    variables = {
-        "SPOT_NOTICE": metadata,
-        "SPOT_TOKEN": metadata,
-        "SPOT_SECONDS": "0.2",
-        **variables,
-    }
-    command = ["bash", CLUSTER / "spot.sh", sys.executable, "-c", WORKER, seconds]
-    return run(command, {**os.environ, **variables})
-
-
-@needs_curl
-def test_a_spot_instance_ends_its_worker_in_time(metadata):
+def test_a_spot_instance_ends_its_worker_in_time(spot, metadata, monkeypatch):
     """Also where a proxy is set, which does not know the provider's server."""
-    assert spot("60", metadata, http_proxy="http://127.0.0.1:9/")[0] == 143
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9/")
+    assert spot(NEVER, metadata, token=metadata).wait() == 143
     assert Metadata.asked == 3
 
 
-@needs_curl
-def test_a_worker_that_ends_ends_the_watch(metadata):
-    status, said = spot("0.1", metadata, SPOT_SECONDS="60")
-    assert status == 7
-    assert said == "started\n"
+def test_a_worker_that_ends_ends_the_watch(spot, metadata):
+    job = spot("2", metadata, token=metadata, seconds="9999")
+    assert job.communicate()[0] == "started\n"
+    assert job.returncode == 7
 
 
-@needs_curl
-def test_a_redirect_does_not_announce_the_end(metadata):
+def test_a_redirect_does_not_announce_the_end(spot, metadata):
     Metadata.status = 302
-    assert spot("2", metadata, SPOT_SECONDS="0.05")[0] == 7
+    assert spot("10", metadata, token=metadata).wait() == 7  # two questions each time
     assert Metadata.asked > 3
 
 
-@needs_curl
-def test_a_provider_that_does_not_answer_is_reported_once():
-    status, said = spot("1", "http://127.0.0.1:9/", SPOT_SECONDS="0.05")
-    assert status == 7
-    assert said.count("spot.sh: the provider does not answer at http://127.0.0.1:9/") == 1
+def test_a_provider_that_does_not_answer_is_reported_once(spot):
+    job = spot("3", "http://127.0.0.1:9/")
+    warning = "spot.sh: the provider does not answer at http://127.0.0.1:9/"
+    assert job.communicate()[0].count(warning) == 1
+    assert job.returncode == 7
 
 
-@needs_curl
-def test_a_worker_gets_the_signals_of_the_script_that_watches():
+def test_a_worker_gets_the_signals_of_the_script_that_watches(spot):
     """Also while the provider's server keeps its answer back; the status is the worker's own."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        variables = {"SPOT_NOTICE": f"http://127.0.0.1:{silent.getsockname()[1]}/"}
-        worker = WORKER.replace("143", "9")
-        with subprocess.Popen(
-            ["bash", CLUSTER / "spot.sh", sys.executable, "-c", worker, "60"],
-            env={**os.environ, **variables},
-            stdout=subprocess.PIPE,
-        ) as job:
-            assert job.stdout.readline() == b"started\n"
-            job.terminate()
-            assert job.wait(timeout=60) == 9
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        job = spot(NEVER, address, worker=WORKER.replace("143", "9"))
+        assert job.stdout.readline() == "started\n"
+        job.terminate()
+        assert job.wait() == 9
