@@ -315,7 +315,10 @@ class Supervisor:
     def _failures_within(self, seconds: float) -> list[child.Exited]:
         """Returns the processes that fail shortly after the first failure, as its consequence."""
         until, failures = time.monotonic() + seconds, []
-        while isinstance(event := child.next_event(self._events, until), child.Exited):
+        while any(process.running for process in self._by_index().values()):
+            event = child.next_event(self._events, until)
+            if not isinstance(event, child.Exited):
+                break
             self._mark_exited(event)
             if event.code != 0:
                 failures.append(event)

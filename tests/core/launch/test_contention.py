@@ -130,17 +130,6 @@ def test_invalid_schedules_are_refused(schedules, match):
         launch([__file__], workers=1, contention=schedules)
 
 
-def test_without_quotas_emulated_speeds_and_contention_exclude_each_other():
-    with pytest.raises(ValueError, match="contention needs CPU quotas"):
-        launch(
-            [__file__],
-            workers=1,
-            speeds=[1],
-            contention=[[Phase(1.0)]],
-            emulation="duty-cycle",
-        )
-
-
 # The schedules
 
 
