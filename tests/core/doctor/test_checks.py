@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from waits import HANG_SECONDS
 
 pytest.importorskip("packaging")
 
@@ -67,29 +68,23 @@ def test_versions_that_the_metadata_permit_are_right():
     installed = {"numpy": "1.26.4", "typer": "0.20", "tensorflow": "2.21.0"}
     found = packages(["", "cli", "tf"], **installed)
     assert found == [ok(name, version) for name, version in installed.items()]
-
-
-def test_numpy_2_is_a_problem_for_mxnet_only():
-    assert statuses(packages([""], numpy="2.1.0")) == ["ok"]
-    found = only_problem(packages(["", "mx"], numpy="2.1.0", mxnet="1.9.1"))
-    assert "2.1.0 is installed, but lbbsp[mx] needs numpy<2" in found.message
-    assert found.remedy == "pip install --upgrade 'lbbsp[mx]'"
+    assert statuses(packages([""], numpy="2.1.0")) == ["ok"], "a problem for MXNet only"
+    assert statuses(packages(["tf"], tensorflow="2.22.0.dev20260101")) == ["ok"]
+    assert statuses(packages(["tf"], tensorflow="unknown")) == ["note"]
 
 
 @pytest.mark.parametrize(
-    ("versions", "message"),
+    ("extras", "versions", "message"),
     [
-        ({}, "is not installed, but lbbsp[tf] needs tensorflow>=2.18"),
-        ({"tensorflow": "2.17.1"}, "2.17.1 is installed, but lbbsp[tf] needs tensorflow>=2.18"),
+        (["", "mx"], {"numpy": "2.1.0", "mxnet": "1.9.1"}, "2.1.0 is installed, but lbbsp[mx] nee"),
+        (["tf"], {}, "is not installed, but lbbsp[tf] needs tensorflow>=2.18"),
+        (["tf"], {"tensorflow": "2.17.1"}, "2.17.1 is installed, but lbbsp[tf] needs tensorflow>"),
     ],
 )
-def test_a_framework_below_its_floor_is_a_problem(versions, message):
-    assert only_problem(packages(["tf"], **versions)).message == message
-
-
-def test_a_development_version_is_compared_by_its_number():
-    assert statuses(packages(["tf"], tensorflow="2.22.0.dev20260101")) == ["ok"]
-    assert statuses(packages(["tf"], tensorflow="unknown")) == ["note"]
+def test_other_versions_are_a_problem(extras, versions, message):
+    found = only_problem(packages(extras, **versions))
+    assert found.message.startswith(message)
+    assert found.remedy == f"pip install --upgrade 'lbbsp[{extras[-1]}]'"
 
 
 def test_optional_packages_may_be_missing_but_not_old():
@@ -111,9 +106,9 @@ def test_python_must_be_supported():
 # frameworks
 
 
-def probe(code, seconds=30.0, framework="tensorflow", **environment):
+def probe(code, seconds=HANG_SECONDS, **environment):
     command = [sys.executable, "-I", "-S", "-c", code]
-    return check_framework(FRAMEWORKS[framework], environment, seconds=seconds, command=command)
+    return check_framework(FRAMEWORKS["tensorflow"], environment, seconds=seconds, command=command)
 
 
 def test_a_framework_is_imported_without_the_cluster():
@@ -154,8 +149,8 @@ def test_an_import_that_fails_is_explained(code, message, remedy):
 
 
 def test_an_import_that_does_not_end_is_a_problem():
-    [found] = probe("import time; time.sleep(60)", seconds=0.5)
-    assert "did not end within 0.5 s" in found.message
+    [found] = probe("import time; time.sleep(1e6)", seconds=0.01)
+    assert "did not end within 0.01 s" in found.message
 
 
 def test_no_framework_is_a_problem_unless_none_is_wanted(monkeypatch):
@@ -215,11 +210,9 @@ def test_settings_of_keras_do_not_matter_for_mxnet_alone(monkeypatch, framework,
 
 @pytest.mark.parametrize(
     ("flags", "found"),
-    [("", ""), ("--tf_xla_auto_jit=0", ""), ("--tf_xla_auto_jit=-1", ""),
-     ("--tf_xla_cpu_global_jit", ""), ("--tf_xla_auto_jit=2 --tf_xla_auto_jit=off", ""),
-     ("--tf_xla_auto_jit=2", "--tf_xla_auto_jit=2"),
-     ("--x=1 --tf_xla_auto_jit=single-gpu(1) --y", "--tf_xla_auto_jit=single-gpu(1)"),
-     ("--tf_xla_auto_jit=fusible", "--tf_xla_auto_jit=fusible")],
+    [("--tf_xla_auto_jit=0", ""), ("--tf_xla_auto_jit=-1", ""),
+     ("--tf_xla_cpu_global_jit --tf_xla_auto_jit=2 --tf_xla_auto_jit=off", ""),
+     ("--x=1 --tf_xla_auto_jit=single-gpu(1) --y", "--tf_xla_auto_jit=single-gpu(1)")],
 )  # fmt: skip
 def test_compiling_each_batch_size_anew_is_noted(flags, found):
     home = {"KERAS_HOME": "/none", "TF_XLA_FLAGS": flags}
@@ -344,6 +337,10 @@ def test_addresses_that_are_right(network):
     assert own.message == "is 10.0.0.1 on this machine, and port 1111 is free"
     assert peer.message == "is 10.0.0.2, to which there is a route"
     assert statuses([own, peer]) == ["ok", "ok"]
+    network.names["a"] = ["127.0.0.1"]
+    assert statuses(of_addresses(network)) == ["note", "ok"]
+    network.names["b"] = ["127.0.0.1"]
+    assert statuses(of_addresses(network)) == ["ok", "ok"], "all on one machine"
 
 
 @pytest.mark.parametrize(
@@ -365,13 +362,6 @@ def test_addresses_that_are_wrong(network, change, index, message, remedy):
     found = only_problem(of_addresses(network, index))
     assert message in found.message
     assert remedy in found.remedy
-
-
-def test_an_own_name_that_resolves_to_the_loopback_is_noted(network):
-    network.names["a"] = ["127.0.0.1"]
-    assert statuses(of_addresses(network)) == ["note", "ok"]
-    network.names["b"] = ["127.0.0.1"]
-    assert statuses(of_addresses(network)) == ["ok", "ok"]  # all on one machine
 
 
 def test_another_task_of_the_own_host_is_noted_as_the_own_one(network):
@@ -420,6 +410,8 @@ def test_dmlc_variables_that_are_right(network):
     scheduler = {**DMLC, "DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "a"}
     assert statuses(check_dmlc(scheduler, network.resolve)) == ["ok", "ok"]
     assert statuses(check_dmlc({**DMLC, "DMLC_NODE_HOST": "a"}, network.resolve)) == ["ok", "ok"]
+    network.names["b"] = ["127.0.0.1"]
+    assert statuses(check_dmlc(DMLC, network.resolve)) == ["ok", "note"]
 
 
 @pytest.mark.parametrize(
@@ -439,11 +431,6 @@ def test_dmlc_variables_that_are_wrong(network, change, message):
     found = only_problem(check_dmlc({**DMLC, **change}, network.resolve))
     assert message in found.message
     assert found.remedy
-
-
-def test_a_scheduler_on_the_loopback_is_noted(network):
-    network.names["b"] = ["127.0.0.1"]
-    assert statuses(check_dmlc(DMLC, network.resolve)) == ["ok", "note"]
 
 
 def test_slurm():

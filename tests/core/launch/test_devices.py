@@ -18,10 +18,9 @@ import json, os, signal, time
 rank, restart = json.loads(os.environ["TF_CONFIG"])["task"]["index"], os.environ["LBBSP_RESTART"]
 names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH")
 print(json.dumps([restart, *map(os.environ.get, names)]))
-if restart == "0" and os.environ.get("KILL"):
-    if rank == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+while restart == "0":
+    if rank == 0: os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1)
 """
 
 
@@ -45,38 +44,36 @@ def visible(given, workers, **options):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "workers", "values"),
+    ("gpus", "users", "workers", "values", "note"),
     [
-        (0, 2, None),
-        (1, 1, ["0"]),
-        (3, 3, ["0", "1", "2"]),
-        (4, 2, ["0", "1"]),
-        (2, 5, ["0", "1", "0", "1", "0"]),
+        (0, None, 2, None, None),
+        (1, None, 1, ["0"], None),
+        (2, None, 2, ["0", "1"], None),
+        (2, None, 3, ["0", "1", "0"], "3 workers share 2 GPUs, which NCCL does not support: start"),
+        (4, None, 2, ["0", "1"], "each worker uses one of 4 GPUs: to use all of them, give --dev"),
+        (5, None, 2, ["0", "1"], "each worker uses one of 5 GPUs: to use more of them, give --de"),
+        (4, None, 3, ["0", "1", "2"], "1 of 4 GPUs is not used, because all workers need the sa"),
+        (8, "4,5,6", 3, ["4", "5", "6"], None),
+        (8, "3,1", 1, ["3,1"], None),
+        (8, "4,5,6,7", 2, ["4,5", "6,7"], None),
+        (8, "4,5,6", 2, ["4", "5"], "1 of 3 GPUs is not used, "),  # strategies need equal numbers
+        (8, "1", 2, ["1", "1"], "2 workers share 1 GPU,"),
+        (8, "GPU-a1,MIG-b2", 2, ["GPU-a1", "MIG-b2"], None),
+        (8, "4, 5,-1,6", 2, ["4", "5"], None),  # CUDA ignores those after an invalid one
+        (8, "", 2, None, None),
+        (8, "-1", 2, None, None),
+        (8, "none", 2, None, None),
     ],
 )
-def test_each_worker_gets_a_gpu_of_its_own(machine, gpus, workers, values):
+def test_each_worker_gets_a_gpu_of_its_own_or_its_part_of_the_users(
+    machine, gpus, users, workers, values, note
+):
     machine(gpus)
-    assert visible(None, workers) == values
-
-
-@pytest.mark.parametrize(
-    ("users", "workers", "values"),
-    [
-        ("4,5,6", 3, ["4", "5", "6"]),
-        ("3,1", 1, ["3,1"]),
-        ("4,5,6,7", 2, ["4,5", "6,7"]),
-        ("4,5,6", 2, ["4", "5"]),  # strategies refuse workers with different numbers
-        ("0,1,2,3,4", 2, ["0,1", "2,3"]),
-        ("GPU-a1,MIG-b2", 3, ["GPU-a1", "MIG-b2", "GPU-a1"]),
-        ("4, 5,-1,6", 2, ["4", "5"]),  # CUDA ignores those after an invalid one
-        ("", 2, None),
-        ("-1", 2, None),
-        ("none", 2, None),
-    ],
-)
-def test_the_users_devices_are_divided(machine, users, workers, values):
-    machine(8)
-    assert visible(None, workers, environ={VARIABLE: users}) == values
+    environ = {} if users is None else {VARIABLE: users}
+    assert visible(None, workers, environ=environ) == values
+    if values is not None:
+        said = assign_devices(None, workers, environ=environ).note
+        assert said is None if note is None else said.startswith(note)
 
 
 @pytest.mark.parametrize(
@@ -84,103 +81,68 @@ def test_the_users_devices_are_divided(machine, users, workers, values):
     [
         ("0,1", ["0", "1"]),
         ("0+1,2+3", ["0,1", "2,3"]),
-        (["0+1", "GPU-a1"], ["0,1", "GPU-a1"]),
+        (["0+1", "GPU-a1b2"], ["0,1", "GPU-a1b2"]),
         ([0, 3], ["0", "3"]),
         ("1,none", ["1", "-1"]),
         ("2,2", ["2", "2"]),
+        ("GPU-a1b2,GPU-c3", ["GPU-a1b2", "GPU-c3"]),  # CUDA takes beginnings, too
         ("none", ["-1", "-1"]),
         (["none", "none"], ["-1", "-1"]),
         ("all", None),
     ],
 )
-def test_devices_are_those_that_are_named(machine, given, values):
+def test_devices_are_those_that_are_named(machine, monkeypatch, given, values):
     machine(4)
+    monkeypatch.setattr(devices, "gpu_uuids", lambda: ["GPU-a1b2", "GPU-c3d4"])
     assert visible(given, 2) == values
 
 
-@pytest.mark.parametrize("given", ["0,1", "0,GPU-a1", "0+1,none"])
-def test_devices_of_a_machine_without_gpus_are_refused(given):
-    with pytest.raises(ValueError, match=r"on which none is found, got 0: give none, or install"):
-        launch([__file__], workers=2, devices=given, framework="mxnet")
-
-
-def test_a_uuid_of_no_gpu_is_refused_where_the_uuids_are_known(machine, monkeypatch):
-    machine(2)
-    monkeypatch.setattr(devices, "gpu_uuids", lambda: ["GPU-a1b2", "GPU-c3d4"])
-    assert visible("GPU-a1b2,GPU-c3", 2) == ["GPU-a1b2", "GPU-c3"], "CUDA takes beginnings, too"
-    with pytest.raises(
-        ValueError, match="this machine \\(GPU-a1b2, GPU-c3d4\\), got GPU-c4: choose"
-    ):
-        launch([__file__], workers=2, devices="GPU-a1b2,GPU-c4")
-
-
 @pytest.mark.parametrize(
-    ("given", "users", "words"),
+    ("given", "options", "words"),
     [
-        ("0", None, "one entry per worker = 2, got 1 ('0'): give each worker its devices, such as"),
-        ("0,1,2", None, "per worker = 2, got 3"),
-        ("0,", None, "numbers or UUIDs of different GPUs, got ''"),
-        ("0,one", None, "got 'one'"),
-        ("0,-1", None, "got '-1'"),
-        ("0,\N{ARABIC-INDIC DIGIT ONE}", None, "got '\N{ARABIC-INDIC DIGIT ONE}'"),
-        ("0,1+1", None, "different GPUs, got '1+1'"),
-        ("0,all", None, "got 'all'"),
-        ("0,4", None, "from 0 to 3, because this machine has 4 GPUs, got 4"),
-        ("0,1", "2,1", "must be among those of CUDA_VISIBLE_DEVICES = '2,1', got 0"),
-        ("0,1", "-1", "CUDA_VISIBLE_DEVICES = '-1', got 0: choose from these, or unset"),
+        ("0", {}, "one entry per worker = 2, got 1 ('0'): give each worker its devices, such as"),
+        ("0,1,2", {}, "per worker = 2, got 3"),
+        ("0,", {}, "numbers or UUIDs of different GPUs, got ''"),
+        ("0,one", {}, "got 'one'"),
+        ("0,-1", {}, "got '-1'"),
+        ("0,\N{ARABIC-INDIC DIGIT ONE}", {}, "got '\N{ARABIC-INDIC DIGIT ONE}'"),
+        ("0,1+1", {}, "different GPUs, got '1+1'"),
+        ("0,all", {}, "got 'all'"),
+        ("0,4", {}, "from 0 to 3, because this machine has 4 GPUs, got 4"),
+        ("0,1", {"gpus": 0}, "on which none is found, got 0: give none, or install"),
+        ("0+1,GPU-a1", {"gpus": 0, "framework": "mxnet"}, "on which none is found, got 0"),
+        ("0,1", {"users": "2,1"}, "must be among those of CUDA_VISIBLE_DEVICES = '2,1', got 0"),
+        ("0,1", {"users": "-1"}, "DEVICES = '-1', got 0: choose from these, or unset"),
+        ("GPU-a1,GPU-c4", {}, "this machine (GPU-a1b2, GPU-c3d4), got GPU-c4: choose"),
+        ("0,none", {}, "collectives, got '0,none': give each worker a GPU"),
+        ("0,1", {"speeds": [1, 1]}, "omit one of them, or give devices none"),
+        ("all", {"speeds": [1, 1]}, "omit one of them, or give devices none"),
     ],
 )
-def test_impossible_devices(machine, monkeypatch, given, users, words):
-    machine(4)
-    if users is not None:
-        monkeypatch.setenv(VARIABLE, users)
+def test_impossible_devices(machine, monkeypatch, given, options, words):
+    asked = dict(options)
+    machine(asked.pop("gpus", 4))
+    monkeypatch.setattr(devices, "gpu_uuids", lambda: ["GPU-a1b2", "GPU-c3d4"])
+    if "users" in asked:
+        monkeypatch.setenv(VARIABLE, asked.pop("users"))
     with pytest.raises(ValueError, match=re.escape(words)):
-        launch([__file__], workers=2, devices=given)
+        launch([__file__], workers=2, devices=given, **asked)
 
 
-def test_the_collectives_of_tensorflow_need_one_type_of_device(machine):
+def test_only_the_collectives_of_tensorflow_need_one_type_of_device(machine):
     machine(2)
-    with pytest.raises(ValueError, match="collectives, got '0,none': give each worker a GPU"):
-        launch([__file__], workers=2, devices="0,none")
     for given in ("0,1", "none,none"):
         assert assign_devices(given, 2, may_mix=False) == assign_devices(given, 2)
     for may_mix, words in ((True, "let some of them use the CPU, by an entry"), (False, "let all")):
         assert words in assign_devices(None, 3, may_mix=may_mix).note
-
-
-def test_other_workers_may_mix_devices(machine):
-    machine(2)
     with pytest.raises(ValueError, match="there is no script"):  # a later error
         launch(["none.py"], workers=2, devices="0,none", framework="mxnet")
 
 
 def test_emulation_hides_the_gpus(machine):
     machine(2)
-    for users in ({}, {VARIABLE: "0,1"}):
-        assert visible(None, 2, emulated=True, environ=users) == ["-1", "-1"]
-    assert visible("none", 2, emulated=True) == ["-1", "-1"]
-    for given in ("0,1", "all", ["0", "1"]):
-        with pytest.raises(ValueError, match="omit one of them, or give devices none"):
-            launch([__file__], workers=2, speeds=[1, 1], devices=given)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "users", "workers", "words"),
-    [
-        (2, None, 3, "3 workers share 2 GPUs, which NCCL does not support: start at most 2"),
-        (8, "1", 2, "2 workers share 1 GPU,"),
-        (4, None, 2, "each worker uses one of 4 GPUs: to use all of them, give --devices 0+1,2+3"),
-        (2, None, 2, None),
-        (5, None, 2, "each worker uses one of 5 GPUs: to use more of them, give --devices 0+1,2+3"),
-        (4, None, 3, "1 of 4 GPUs is not used, because all workers need the same number of them"),
-        (8, "1,2,3", 2, "1 of 3 GPUs is not used, "),
-        (8, "0,1,2,3", 2, None),
-    ],
-)
-def test_what_the_user_should_know_of_the_choice(machine, gpus, users, workers, words):
-    machine(gpus)
-    note = assign_devices(None, workers, environ={} if users is None else {VARIABLE: users}).note
-    assert note is None if words is None else note.startswith(words)
+    for given, users in ((None, {}), (None, {VARIABLE: "0,1"}), ("none", {})):
+        assert visible(given, 2, emulated=True, environ=users) == ["-1", "-1"]
 
 
 def test_devices_are_numbered_as_by_the_driver_and_shared_ones_are_not_filled(machine):
@@ -207,8 +169,9 @@ def test_processes_beside_the_workers_use_no_gpu(monkeypatch, tmp_path):
     assert kept == [False, True, *[True] * len(beside)], "where tensors are on the CPU"
 
 
-def run(tmp_path, **options):
-    """Runs a job and returns what its workers print, by attempt and rank."""
+@pytest.mark.slow
+def test_workers_see_their_devices_and_survivors_keep_them(machine, tmp_path, capfd):
+    machine(2)
     (tmp_path / "see.py").write_text(SCRIPT)
     seen = {}
 
@@ -216,32 +179,12 @@ def run(tmp_path, **options):
         restart, *values = json.loads(line)
         seen[restart, rank] = values
 
-    assert launch([str(tmp_path / "see.py")], output=note, timeout=60, **options) == 0
-    return seen
-
-
-@pytest.mark.slow
-def test_workers_see_their_devices(machine, tmp_path, capfd):
-    machine(2)
-    assert run(tmp_path, workers=3) == {
-        ("0", 0): ["0", "PCI_BUS_ID", "true"],
-        ("0", 1): ["1", "PCI_BUS_ID", None],
-        ("0", 2): ["0", "PCI_BUS_ID", "true"],
-    }
-    assert capfd.readouterr().err.count("3 workers share 2 GPUs") == 1
-
-
-@pytest.mark.slow
-def test_survivors_keep_their_devices(machine, tmp_path, monkeypatch, capfd):
-    machine(4)
-    monkeypatch.setenv("KILL", "1")
-    options = {"workers": 3, "max_restarts": 1, "elastic": 1}
-    seen = run(tmp_path, **options)
-    assert {key: value[0] for key, value in seen.items() if key[0] == "1"} == {
-        ("1", 0): "1",
-        ("1", 1): "2",
-    }
-    assert capfd.readouterr().err.count("1 of 4 GPUs is not used") == 1, "said once"
+    command = [str(tmp_path / "see.py")]
+    assert launch(command, workers=3, output=note, max_restarts=1, elastic=1) == 0
+    assert seen["0", 0] == ["0", "PCI_BUS_ID", "true"]
+    assert seen["1", 0] == ["1", "PCI_BUS_ID", None]
+    assert seen["1", 1] == ["0", "PCI_BUS_ID", "true"]
+    assert capfd.readouterr().err.count("3 workers share 2 GPUs") == 1, "said once"
 
 
 # The number of GPUs

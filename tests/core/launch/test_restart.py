@@ -5,7 +5,6 @@ from signal import SIGTERM
 
 import pytest
 
-from lbbsp_core.launch.cpu_shares import schedule
 from lbbsp_core.launch.restart import (
     QUICK_SECONDS,
     Attempt,
@@ -95,13 +94,3 @@ def test_a_signal_while_an_attempt_is_ended_prevents_the_next_one():
 def test_a_signal_after_success_changes_nothing():
     run, limits = lambda _: Outcome(0), RestartLimits(3)
     assert run_attempts(run, 1, limits, SimpleQueue(), [SIGTERM], print) == 0
-
-
-def test_survivors_keep_their_shares():
-    plan = schedule([1, 0.5, 0.25], [(9, [0.5, 0.5, 0.5])], workers=3, cores=2)
-    first, second = plan.stages
-    survivors = plan.of((0, 2))
-    assert survivors.period_us == plan.period_us
-    assert [stage.seconds for stage in survivors.stages] == [0, 9]
-    assert survivors.stages[0].shares == (first.shares[0], first.shares[2])
-    assert survivors.stages[1].shares == (second.shares[0], second.shares[2])
