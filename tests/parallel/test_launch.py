@@ -426,10 +426,10 @@ def test_speeds_change_in_time(script, tmp_path, clock, monkeypatch):
             (tmp_path / "changed").touch()
 
     monkeypatch.setattr("lbbsp_core.launch.create_throttle", lambda *_, **__: Recording())
-    later = [(3_600, [0.5, 1]), (100_000, [1, 1])]
-    assert launch([script("if not rank: wait_for('changed')")], workers=2, speeds=[1, 0.4],
-                  speeds_at=later) == 0  # fmt: skip
-    plan = schedule([1, 0.4], later, workers=2, cores=available_cores())
+    now, later = [1, 0.4], [(3_600, [0.5, 1]), (100_000, [1, 1])]
+    command = [script("if not rank: wait_for('changed')")]
+    assert launch(command, workers=2, speeds=now, speeds_at=later) == 0
+    plan = schedule(now, later, workers=2, cores=available_cores())
     assert applied == [plan.stages[1].shares]
 
 

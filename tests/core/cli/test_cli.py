@@ -17,13 +17,12 @@ pytest.importorskip("rich")
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
+from waits import HANG_SECONDS
 
-import lbbsp_core.cli
 from lbbsp_core import Profile
 from lbbsp_core.cli import launch as launch_module
 from lbbsp_core.cli.app import COMMANDS, application
 from lbbsp_core.cli.demo import Progress
-from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
 from lbbsp_core.demo import comparison
 from lbbsp_core.launch.contention import bursty
 from lbbsp_core.runtime.record.record import StepLine, run_header
@@ -86,13 +85,6 @@ def test_launch_hands_everything_on(jobs):
     ]
 
 
-def test_launch_leaves_out_what_is_not_given(jobs):
-    assert run("launch", "-n", 2, "train.py").exit_code == 7
-    [(_, options)] = jobs
-    assert options["speeds"] is options["run_dir"] is options["devices"] is None
-    assert options["speeds_at"] == []
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -104,8 +96,10 @@ def test_launch_leaves_out_what_is_not_given(jobs):
 )
 def test_the_arguments_of_the_script_are_its_own(jobs, arguments):
     result = run("launch", "-n", 1, "train.py", *arguments)
-    [(command, _)] = jobs
+    [(command, options)] = jobs
     assert command == ["train.py", *arguments]
+    assert options["speeds"] is options["run_dir"] is options["devices"] is None
+    assert options["speeds_at"] == []
     noted = "the script gets --speeds, which follows it: options of lbbsp launch come first"
     assert (noted in result.stderr) == ("--speeds" in arguments)
 
@@ -121,75 +115,25 @@ def test_a_module_is_handed_on_as_to_python(jobs):
 
 @pytest.mark.slow
 def test_launch_runs_a_script(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
+    (tmp_path / "script.py").write_text(
         "import json, os, sys\n"
         "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
         "open(f'{sys.argv[1]}/{rank}', 'w').write(json.dumps(sys.argv[2:]))\n"
-        "sys.exit(5 if rank == 1 and '--fail' in sys.argv else 0)\n"
+        "sys.exit(5 if rank == 1 else 0)\n"
     )
     command = [sys.executable, "-c", "from lbbsp_core.cli import main; main()", "launch", "-n", "2"]
     arguments = ["-n", "--", "--speeds", "x y"]
-    done = subprocess.run([*command, script, tmp_path, *arguments], timeout=60)
-    assert done.returncode == 0
-    assert [json.loads((tmp_path / rank).read_text()) for rank in "01"] == [arguments] * 2
-    failed = subprocess.run(
-        [*command, "-m", "script", tmp_path, "--fail"],
-        timeout=60,
-        capture_output=True,
+    done = subprocess.run(
+        [*command, "-m", "script", tmp_path, *arguments],
+        timeout=HANG_SECONDS,
         cwd=tmp_path,  # where python -m finds the module
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
-    assert failed.returncode == 5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--speeds", "1,fast"], ["--speeds", "'1,fast'", "1,1,0.5"]),
-        (["--speeds", ""], ["--speeds", "''", "1,1,0.5"]),
-        (["--speeds-at", "0.5,1"], ["--speeds-at", "'0.5,1'", "30:0.5,1,1"]),
-        (["--speeds-at", "soon:0.5,1"], ["--speeds-at", "'soon:0.5,1'", "30:0.5,1,1"]),
-        (["--speeds-at", "30:"], ["--speeds-at", "'30:'", "30:0.5,1,1"]),
-        (["--speeds", "1,1,1"], ["speeds", "= 2", "got 3"]),
-        (["--speeds", "1,0"], ["speeds", "positive", "0.0"]),
-        (["--speeds", "1,nan"], ["speeds", "nan"]),
-        (["--speeds-at", "30:1,1"], ["speeds_at", "give speeds"]),
-        (["--framework", "abacus"], ["framework", "'abacus'", "tensorflow"]),
-        (["--timeout", "-1"], ["timeout", "-1"]),
-    ],
-)
-def test_launch_names_the_value_and_the_cure(arguments, words):
-    result = run("launch", "-n", 2, *arguments, __file__)
-    assert result.exit_code == 2
-    for word in words:
-        assert word in result.output
-    assert "Traceback" not in result.output
-
-
-@pytest.mark.parametrize("arguments", [["launch", "x.py"], ["launch", "-n", "2"], ["lunch"]])
-def test_usage_errors_exit_with_2(arguments):
-    assert run(*arguments).exit_code == 2
-
-
-def test_parsing():
-    assert parse_speeds(" 1, .5 ,2e-1") == [1.0, 0.5, 0.2]
-    assert parse_speeds_at([]) == []
-    with pytest.raises(ValueError):
-        parse_speeds("1;2")
+    assert done.returncode == 5
+    assert [json.loads((tmp_path / rank).read_text()) for rank in "01"] == [arguments] * 2
 
 
 # lbbsp
-
-
-@pytest.mark.parametrize("missing", ["typer", "rich", "packaging"])
-def test_without_its_packages_the_command_says_how_to_get_them(monkeypatch, capsys, missing):
-    monkeypatch.setattr(lbbsp_core.cli, "find_spec", lambda name: None if name == missing else 1)
-    with pytest.raises(SystemExit) as end:
-        lbbsp_core.cli.main()
-    assert end.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "pip install 'lbbsp[cli]'" in line
 
 
 def test_the_command_line_imports_no_framework():
@@ -198,7 +142,8 @@ def test_the_command_line_imports_no_framework():
         "print([m for m in ('tensorflow', 'keras', 'sklearn', 'matplotlib', 'lbbsp_tf') "
         "if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.stdout.strip() == "[]"
 
 
@@ -313,24 +258,6 @@ def test_demo_says_which_python_its_framework_needs(monkeypatch, version, where)
     assert str(raised.value) == (f"mxnet is not installed: run pip install 'lbbsp[mx]'{where}")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--framework", "abacus"], ["framework", "'abacus'", "tensorflow"]),
-        (["--speeds", "x"], ["--speeds", "'x'"]),
-        (["--workers", "2", "--speeds", "1,1,1"], ["--speeds", "2 workers", "got 3"]),
-        (["--speeds", "1,0,1"], ["speeds", "positive", "0.0"]),
-        (["--workers", "1"], ["workers must be an integer >= 2, got 1"]),
-        (["--steps", "x"], ["Invalid value for '--steps': must be an integer, got 'x'"]),
-    ],
-)
-def test_demo_names_the_value_and_the_cure(tmp_path, complete, arguments, words):
-    result = run("demo", "--run-dir", tmp_path, *arguments)
-    assert result.exit_code == 2
-    for word in words:
-        assert word in result.output
-
-
 def test_progress_follows_a_record_that_grows(tmp_path):
     path = tmp_path / "run.jsonl"
     progress = Progress("LB-BSP", 20, path)
@@ -357,11 +284,10 @@ def test_progress_follows_a_record_that_grows(tmp_path):
 def step_script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(
-        "import sys, time\n"
         "def step(batch_size):\n"
         "    if batch_size > 5:\n"
         "        raise MemoryError\n"
-        "    time.sleep(0.002 * (batch_size + len(sys.argv)))\n"
+        "    sum(range(1000 * batch_size))\n"
     )
     return path
 
@@ -372,7 +298,8 @@ def test_profile_writes_what_it_prints(tmp_path, step_script):
     out, figures, picture = (tmp_path / name for name in ("gpu.json", "copy.json", "curve.html"))
     done = run(
         "profile", step_script, "--json", figures, "-o", out, "--plot", picture,
-        "--max-batch", 64, "--repeats", 2, "--rounds", 1, "--", "--own",
+        "--max-batch", 64, "--repeats", 2, "--rounds", 1, "--longest-step", 1e9,
+        "--timeout", HANG_SECONDS, "--", "--own",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     document = json.loads(out.read_text())
@@ -390,25 +317,6 @@ def test_profile_writes_to_profile_json_where_nothing_is_said(tmp_path, step_scr
     monkeypatch.chdir(tmp_path)
     assert run("profile", step_script, "--max-batch", 2, "--rounds", 1).exit_code == 0
     assert json.loads((tmp_path / "profile.json").read_text())["out_of_memory_at"] is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["none.py"], ["none.py", "no such file"]),
-        (["TRAIN:other"], ["defines no function other"]),
-        (["TRAIN", "--max-batch", "0"], ["max_batch", "0"]),
-        (["TRAIN", "--timeout", "-1"], ["timeout", "-1"]),
-        ([], ["SCRIPT.py"]),
-    ],
-)
-def test_profile_names_the_value_and_the_cure(step_script, arguments, words):
-    own = [argument.replace("TRAIN", str(step_script)) for argument in arguments]
-    done = run("profile", *own)
-    assert done.exit_code == 2
-    for word in words:
-        assert "".join(word.split()) in "".join(done.output.split())  # lines are wrapped
-    assert "Traceback" not in done.output
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -438,157 +346,116 @@ def places(tmp_path, monkeypatch, step_script):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "message"),
     [
-        "launch -n 2 --run-dir file train.py",
-        "launch -n 2 --run-dir file/below train.py",
-        "launch -n 2 --speeds 1e300,1e-300 train.py",
-        "launch -n 2 --speeds 1e308,1e308 train.py",
-        "launch -n 2 --speeds 1e-320,1e-320 train.py",
-        "launch -n 2 --speeds inf,1 train.py",
-        "launch -n 2 --speeds 1,1e-9 train.py",
-        "launch -n 2 --speeds 1,1 --speeds-at inf:1,1 train.py",
-        "launch -n 0 train.py",
-        "launch -n 1 --timeout inf train.py",
-        "launch -n 1000000 train.py",
-        "launch -n 99999999999999999999 train.py",
-        "launch -n 2 --contention burst train.py",
-        "launch -n 2 --contention folder train.py",
-        "launch -n 2 --run-dir /proc/new train.py",
-        "launch -n 2 trian.py",
-        "launch -n 2 folder",
-        "launch -n 2 -m trian",
-        "demo --run-dir file",
-        "demo --json folder",
-        "demo --json file/below.json",
-        "demo --speeds 1e300,1,1e-300",
-        "demo --workers 99999999999999999999",
-        "demo --steps 0",
-        "doctor --framework tensorflw",
-        "doctor --framework none --json file/below.json",
-        "evaluate none.csv",
-        "evaluate folder",
-        "evaluate run.jsonl",
-        "evaluate trace.csv --json folder",
-        "evaluate trace.csv --json file/below.json",
-        "evaluate trace.csv --predictors nrx",
-        "evaluate trace.csv --predictors ,",
-        "evaluate trace.csv --export folder",
-        "evaluate trace.csv --export out.csv",
-        "evaluate trace.csv --json trace.csv",
-        "evaluate trace.csv --horizon 99999999999999999999",
-        "evaluate trace.csv --horizon 0",
-        "evaluate --from-run recorded --export recorded/run.jsonl",
-        "evaluate --from-run none",
-        "evaluate --from-run run.jsonl",
-        "evaluate",
-        "simulate --trace none.csv",
-        "simulate --trace trace.csv --json folder",
-        "simulate --trace trace.csv --json file/below.json",
-        "simulate --trace trace.csv --plot picture.docx",
-        "simulate --trace trace.csv --plots file",
-        "simulate --trace trace.csv --global-batch-size 9223372036854775808",
-        "simulate --trace trace.csv --communication inf",
-        "simulate --trace trace.csv --workers 9223372036854775808",
-        "simulate --trace trace.csv --json trace.csv",
-        "simulate --trace trace.csv --plot file/below.html",
-        "simulate --trace trace.csv --plots file/below",
-        "simulate --trace trace.csv --communication nan",
-        "simulate --trace trace.csv --communication 1e308",
-        "simulate --scenario constant --first-use-seconds 1e308",
-        "simulate --trace trace.csv --global-batch-size 0",
-        "simulate --trace trace.csv --lag 99999999999999999999",
-        "simulate --scenario constant --steps 0",
-        "simulate --scenario constant --seed -1",
-        "simulate --scenario marcov",
-        "simulate --scenario none.toml",
-        "simulate --scenario folder",
-        "simulate --scenario slow.toml",
-        "simulate --scenario constant --steps 9223372036854775808",
-        "simulate --scenario constant --workers 9223372036854775808",
-        "simulate --from-run none",
-        "simulate --from-run run.jsonl",
-        "profile folder",
-        "profile train.py --out folder",
-        "profile train.py --json file/below.json",
-        "profile train.py --plot picture.docx",
-        "profile train.py --plot file/below.html",
-        "profile train.py --out train.py",
-        "profile train.py:step --out train.py",
-        "profile train.py --timeout nan",
-        "profile train.py --timeout 1e300",
-        "profile train.py --repeats 0",
-        "report none",
-        "report folder",
-        "report file",
-        "report run.jsonl",
-        "report trace.csv",
-        "report folder -o folder",
-        "report folder --json file/below.json",
-        "report run.jsonl -o run.jsonl",
-        "report recorded -o recorded/run.jsonl",
-        "report recorded --json recorded/run.jsonl",
-        "watch none --once",
-        "watch folder --once",
-        "watch file --once",
-        "watch trace.csv --once",
-        "watch recorded --interval nan",
-        "watch recorded --interval 1e300",
-        "watch recorded --once --timeout -1",
-        "watch recorded --once --json recorded/run.jsonl",
+        ("launch -n 2 --run-dir file train.py", ""),
+        ("launch -n 2 --run-dir /proc/new train.py", ""),
+        ("launch -n 2 --contention folder train.py", ""),
+        ("launch -n 2 --framework MXNet train.py", "there is no framework 'MXNet': did you mean"),
+        ("launch -n 2 --ranks x train.py", "--ranks must be a list of integers separated by"),
+        (
+            "launch -n 2 --speeds 1,fast train.py",
+            "--speeds must be a list of numbers separated by commas, got '1,fast': give the speed "
+            "of each worker relative to the fastest, such as 1,1,0.5",
+        ),
+        ("launch -n 2 --speeds 1;2 train.py", "--speeds must be a list of numbers"),
+        ("launch -n 2 --speeds 1,0 train.py", "speeds must be positive, between 1e-12 and 1e12"),
+        ("launch -n 2 --speeds-at 0.5,1 train.py", "--speeds-at must be SECONDS:SPEEDS, got '0.5,"),
+        ("launch -n 2 --speeds-at soon:0.5,1 train.py", "--speeds-at must be SECONDS:SPEEDS, got"),
+        ("launch -n 2 --speeds-at 30: train.py", "--speeds-at must be SECONDS:SPEEDS, got '30:': "),
+        ("launch -n 99999999999999999999 train.py", "a number is too large: "),
+        ("launch -n 2 trian.py", ""),
+        ("launch -n 2 -m trian", ""),
+        ("launch train.py", "workers must be given: -n N starts N"),
+        ("demo --run-dir file", ""),
+        ("demo --run-dir file/new", "--run-dir cannot be written to file/new: /"),
+        ("demo --json folder", ""),
+        ("demo --framework MXNet", "there is no framework 'MXNet': did you mean 'mxnet'? Known"),
+        ("demo --speeds x", "--speeds must be a list of numbers separated by commas, got 'x'"),
+        ("demo --workers 2 --speeds 1,1,1", "--speeds must hold one speed for each of the 2 wo"),
+        ("demo --speeds 1,0,1", "speeds must be positive, between 1e-12 and 1e12, got 0.0"),
+        ("demo --workers 1", "workers must be an integer >= 2, got 1"),
+        ("demo --workers 99999999999999999999", ""),
+        ("demo --steps 0", ""),
+        ("doctor --framework MXNet", "there is no framework 'MXNet': did you mean 'mxnet'? Known"),
+        ("doctor --framework none --json file/below.json", ""),
+        ("doctor --framework none --json /dev/full", "/dev/full: No space left on device"),
+        ("evaluate none.csv", "none.csv: cannot be read as a CSV text file: No such file or dir"),
+        ("evaluate folder", ""),
+        ("evaluate run.jsonl", ""),
+        ("evaluate trace.csv --json folder", ""),
+        ("evaluate trace.csv --json trace.csv", ""),
+        ("evaluate trace.csv --predictors nrx", ""),
+        ("evaluate trace.csv --predictors ,", ""),
+        ("evaluate trace.csv --export folder", ""),
+        ("evaluate trace.csv --export out.csv", ""),
+        ("evaluate trace.csv --horizon 99999999999999999999", ""),
+        ("evaluate --from-run recorded --export recorded/run.jsonl", ""),
+        ("evaluate --from-run none", "none has no run record (run.jsonl): name the --run-dir of"),
+        ("evaluate", ""),
+        ("simulate --trace none.csv", ""),
+        ("simulate --trace trace.csv --json folder", ""),
+        ("simulate --trace trace.csv --json trace.csv", ""),
+        ("simulate --trace trace.csv --plot picture.docx", ""),
+        ("simulate --trace trace.csv --plots file", ""),
+        ("simulate --trace trace.csv --workers 9223372036854775808", ""),
+        ("simulate --trace trace.csv --communication inf", ""),
+        ("simulate --trace trace.csv --communication 1e308", ""),
+        ("simulate --trace trace.csv --lag 99999999999999999999", ""),
+        ("simulate --trace trace.csv --lag=0", "lag must be an integer >= 1, got 0"),
+        ("simulate --scenario constant --first-use-seconds 1e308", ""),
+        ("simulate --scenario constant --steps 9223372036854775808", ""),
+        ("simulate --scenario constant --seed -1", ""),
+        ("simulate --scenario marcov", "there is no scenario 'marcov': did you mean 'markov'?"),
+        ("simulate --scenario folder", ""),
+        ("simulate --scenario slow.toml", ""),
+        ("simulate --from-run none", "none has no run record (run.jsonl): name the --run-dir of"),
+        ("profile none.py", "none.py: there is no such file"),
+        ("profile folder", "folder: there is no such file"),
+        ("profile file", "file:step: the script cannot be loaded: ImportError: file is not a Pyt"),
+        ("profile train.py --out folder", ""),
+        ("profile train.py --plot picture.docx", ""),
+        ("profile train.py:step --out train.py", ""),
+        ("profile train.py --max-batch 0", "max_batch must be an integer >= 1, got 0"),
+        ("profile train.py --timeout 1e300", ""),
+        ("report none", "none has no run record (run.jsonl): name the --run-dir of"),
+        ("report file", ""),
+        ("report folder -o folder", ""),
+        ("report run.jsonl -o run.jsonl", "--out must not be a file that is read, got run.jsonl"),
+        ("report recorded --json recorded/run.jsonl", ""),
+        ("watch none --once", ""),
+        ("watch folder --once", ""),
+        ("watch trace.csv --once", ""),
+        ("watch recorded --interval 1e300", ""),
+        ("watch recorded --once --timeout -1", ""),
+        ("watch recorded --once --json recorded/run.jsonl", ""),
     ],
 )
-def test_a_wrong_value_is_one_line_and_status_2(places, monkeypatch, arguments):
+def test_a_wrong_value_is_one_line_and_status_2(places, monkeypatch, arguments, message):
     monkeypatch.setattr(comparison, "find_spec", lambda name: 1)
     done = run(*arguments.split())
     assert (done.exit_code, isinstance(done.exception, SystemExit)) == (2, True), done.output
     [line] = [line for line in done.stderr.splitlines() if line.strip()]
-    assert line.startswith(f"lbbsp {arguments.split()[0]}: ")
+    assert line.startswith(f"lbbsp {arguments.split()[0]}: {message}")
     assert len(line) < 500
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            "demo --run-dir file/new",
-            "--run-dir cannot be written to file/new: /",
-        ),
-        ("evaluate none.csv", "none.csv: cannot be read as a CSV text file: No such file or dir"),
-        ("evaluate --from-run none", "none has no run record (run.jsonl): name the --run-dir of"),
-        ("simulate --from-run none", "none has no run record (run.jsonl): name the --run-dir of"),
-        ("report none", "none has no run record (run.jsonl): name the --run-dir of"),
-        ("report run.jsonl -o run.jsonl", "--out must not be a file that is read, got run.jsonl"),
-        ("simulate --scenario marcov", "there is no scenario 'marcov': did you mean 'markov'?"),
-        ("demo --framework MXNet", "there is no framework 'MXNet': did you mean 'mxnet'? Known"),
-        ("doctor --framework MXNet", "there is no framework 'MXNet': did you mean 'mxnet'? Known"),
-        ("launch -n 1 --framework MXNet train.py", "there is no framework 'MXNet': did you mean"),
-        ("launch -n 99999999999999999999 train.py", "a number is too large: "),
-        ("profile folder", "folder: there is no such file"),
-        ("profile file", "file:step: the script cannot be loaded: ImportError: file is not a Pyt"),
-        ("doctor --framework none --json /dev/full", "/dev/full: No space left on device"),
+        ("lunch", "No such command 'lunch'"),
+        ("launch -n 2", "Missing argument 'SCRIPT.py [ARGS]...'"),
+        ("profile", "Missing argument 'SCRIPT.py[:FUNCTION] [-- ARGS]...'"),
+        ("demo --steps x", "Invalid value for '--steps': must be an integer, got 'x'"),
+        ("simulate --lag x", "Invalid value for '--lag': must be an integer, got 'x'"),
+        ("simulate --lag=", "Invalid value for '--lag': must be an integer, got ''"),
+        ("simulate --lag 1.5", "Invalid value for '--lag': must be an integer, got '1.5'"),
     ],
 )
-def test_a_wrong_value_is_named(places, monkeypatch, arguments, message):
-    monkeypatch.setattr(comparison, "find_spec", lambda name: 1)
+def test_wrong_usage_has_status_2(arguments, message):
     done = run(*arguments.split())
     assert done.exit_code == 2
-    assert done.stderr.splitlines()[-1].startswith(f"lbbsp {arguments.split()[0]}: {message}")
-
-
-@pytest.mark.parametrize(
-    ("value", "error"),
-    [
-        ("0", "lag must be an integer >= 1, got 0"),
-        ("x", "Error: Invalid value for '--lag': must be an integer, got 'x'"),
-        ("", "Error: Invalid value for '--lag': must be an integer, got ''"),
-        ("1.5", "Error: Invalid value for '--lag': must be an integer, got '1.5'"),
-    ],
-)
-def test_an_error_names_what_is_no_number(places, value, error):
-    done = run("simulate", "--trace", "trace.csv", f"--lag={value}")
-    assert done.exit_code == 2
-    assert done.stderr.splitlines()[-1].endswith(error)
+    assert message in done.stderr.splitlines()[-1]
 
 
 # --json -: a command line for each command that has the option; its figures are all of the output
@@ -655,12 +522,6 @@ def test_a_full_disk_under_the_figures(places, tmp_path):
     assert done.exit_code == 2
     assert "efficiency" in done.stdout, "what was computed is shown"
     assert "No space left on device" in done.stderr
-
-
-def test_figures_go_to_a_new_folder(places, tmp_path):
-    done = run("simulate", "--scenario", "constant", "--steps", 20, "--json", "new/deep/f.json")
-    assert done.exit_code == 0
-    assert json.loads((tmp_path / "new" / "deep" / "f.json").read_text())["rows"]
 
 
 def test_the_demo_needs_no_picture(monkeypatch, tmp_path, complete, caplog):

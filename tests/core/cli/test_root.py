@@ -15,6 +15,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 
 from typer.main import get_command
+from waits import HANG_SECONDS
 
 import lbbsp_core
 import lbbsp_core.cli
@@ -40,8 +41,8 @@ def test_the_package_is_the_command(monkeypatch, capsys):
     assert capsys.readouterr().out.strip().startswith("Usage: lbbsp [OPTIONS] COMMAND")
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_the_package_too_says_what_it_needs(monkeypatch, capsys, missing):
+@pytest.mark.parametrize("missing", ["typer", "rich", "packaging"])
+def test_without_its_packages_the_command_says_how_to_get_them(monkeypatch, capsys, missing):
     monkeypatch.setattr(lbbsp_core.cli, "find_spec", lambda name: None if name == missing else 1)
     assert start(monkeypatch, "--version") == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -79,7 +80,7 @@ def python(code, **variables):
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     assert done.stdout, done.stderr
     return done.stdout

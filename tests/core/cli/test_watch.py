@@ -2,8 +2,8 @@
 
 import io
 import json
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -16,7 +16,17 @@ from lbbsp_core.runtime.record.events import EventLine
 from lbbsp_core.runtime.record.record import PushLine, StepLine, run_header
 from lbbsp_core.runtime.record.writer import RunRecord
 
+START = 1e9  # of the runs
+
 EVIL = "[red]a[/red] \x1b[2J\x07b"
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Clock of the views, which tests set: first to 100 seconds after the start."""
+    clock = SimpleNamespace(now=START + 100)
+    monkeypatch.setattr("lbbsp_core.report.live.time", SimpleNamespace(time=lambda: clock.now))
+    return clock
 
 
 def line(step, busy=(0.1, 0.4)):
@@ -27,13 +37,21 @@ def line(step, busy=(0.1, 0.4)):
         predicted_seconds=(0.05, 0.2),
         wall_seconds=0.5,
         excluded=(),
-        time=1e9 + step,
+        time=START + step,
     )
+
+
+def planned(steps):
+    return EventLine(event="planned", steps=steps, time=START)
+
+
+def end(event, time=START):
+    return EventLine(event=event, time=time)
 
 
 def write(path, *lines, **names):
     header = run_header("none", workers=2, global_batch_size=16, versions={}, **names)
-    record = RunRecord(path, replace(header, started=1e9))
+    record = RunRecord(path, replace(header, started=START))
     for each in lines:
         record.write(each)
     record.close()
@@ -57,29 +75,18 @@ def test_without_a_terminal_one_view_is_printed(tmp_path):
             f"{window}: waiting for other workers 30.0 %, waiting and communication 50.0 %, "
             "estimated speed-up over even batches 1.00."
         ) in result.output
-    assert "no step for" in result.output
+    assert "no step for 1 min 39 s: ended, or stuck" in result.output
     assert json.loads(figures.read_text())["slowest"] == 1
 
 
-def test_figures_on_standard_output_and_the_view_beside_it(tmp_path):
-    write(tmp_path / "run.jsonl", line(0, (0.3, 0.3)))
-    result = watch(tmp_path, "--json", "-")
-    assert json.loads(result.stdout)["recent"] == {
-        "waiting": 0.0,
-        "waiting_and_communication": pytest.approx(0.4),
-        "speedup": 1.0,
-        "hidden_communication": 0.0,
-    }
-    assert "Balanced: no worker waits" in watch(tmp_path, "--once").output
-
-
 def test_hidden_communication_has_room_where_there_is_some(tmp_path):
-    write(tmp_path / "run.jsonl", replace(line(0), hidden_seconds=0.05))
+    write(tmp_path / "run.jsonl", replace(line(0, (0.3, 0.3)), hidden_seconds=0.05))
     shown = watch(tmp_path, "--once").output
-    assert "waiting and communication 50.0 %, hidden communication 10.0 %, estimated" in shown
+    assert "waiting and communication 40.0 %, hidden communication 10.0 %, estimated" in shown
+    assert "Balanced: no worker waits" in shown
 
 
-@pytest.mark.parametrize("args", [["--once"], ["--timeout", "0.2", "--interval", "0.1"]])
+@pytest.mark.parametrize("args", [["--once"], ["--timeout", "0.01"]])
 def test_a_run_that_has_not_started_is_named(tmp_path, args):
     result = watch(tmp_path, *args)
     assert result.exit_code == 2
@@ -102,24 +109,20 @@ def test_names_in_a_record_are_neither_markup_nor_control_sequences(tmp_path):
 
 
 def test_views_follow_each_other_until_the_user_ends_them(tmp_path):
-    path = tmp_path / "run.jsonl"
+    path, shown = tmp_path / "run.jsonl", io.StringIO()
     write(path, line(0))
-    run, shown = LiveRun(path), io.StringIO()
-    pauses = []
+    steps = iter([10, 20])
 
     def sleep(seconds):
-        pauses.append(seconds)
-        if len(pauses) == 3:
+        if (step := next(steps, None)) is None:
             raise KeyboardInterrupt
-        write(path, line(10 * len(pauses)))
+        write(path, line(step))
 
-    console = Console(file=shown, force_terminal=True, width=120)
     with pytest.raises(KeyboardInterrupt):
-        follow(run, console, 1.0, 60.0, sleep)
-    text = shown.getvalue()
-    assert all(f"step {step}" in text for step in (0, 10, 20))
-    assert "2 restarts" in text
-    assert text.endswith("\x1b[?25h"), "the cursor is shown again"
+        follow(LiveRun(path), Console(file=shown, force_terminal=True, width=120), 1.0, 60.0, sleep)
+    assert all(f"step {step}" in shown.getvalue() for step in (0, 10, 20))
+    assert "2 restarts" in shown.getvalue()
+    assert shown.getvalue().endswith("\x1b[?25h"), "the cursor is shown again"
 
 
 def test_the_command_ends_at_an_interrupt_without_an_error(tmp_path, monkeypatch):
@@ -143,12 +146,6 @@ def test_the_view_has_an_ascii_form(tmp_path):
     for text in (" 60 %", "none: step 0, no step for ", "w\\xfcrfel"):
         assert text in result.output
     assert "würfel" in watch(tmp_path, "--once").output
-
-
-def text_of(view, **options):
-    console = Console(file=(stream := io.StringIO()), width=140)
-    console.print(render(view, **options))
-    return stream.getvalue()
 
 
 def shown(path, width, *, encoding="utf-8", rows=None):
@@ -184,44 +181,28 @@ def test_of_many_workers_the_slowest_are_shown(tmp_path):
     assert text.index("The others wait for worker 31") < text.index("forecast"), "seen first"
 
 
-def test_a_run_that_has_stopped_is_told_from_one_without_steps(tmp_path):
-    path = tmp_path / "run.jsonl"
-    write(path, line(0))
-    assert "no step for" in watch(path, "--once").output
-    assert "ended, or stuck" in watch(path, "--once").output
-    write(path, replace(line(1), stop="preempted"))
-    assert "stopped after this step: preempted" in watch(path, "--once").output
-    write(path, replace(line(1), stop="preempted"), end("interrupted"))
-    assert " ago, step 1, stopped after this step: preempted\n" in watch(path, "--once").output
-    write(path, line(1), line(2))
-    assert "stopped" not in watch(path, "--once").output
-
-
-def planned(steps):
-    return EventLine(event="planned", steps=steps, time=1e9)
-
-
-def end(event, time=1e9):
-    return EventLine(event=event, time=time)
-
-
-def test_a_view_says_how_far_the_run_is_and_what_is_left(tmp_path):
-    write(tmp_path / "run.jsonl", planned(200), *(line(step) for step in range(50)))
-    run = LiveRun(tmp_path)
-    assert run.read()
-    view = run.view(1e9 + 50)
-    assert (view.planned_steps, view.remaining_seconds, view.end) == (200, 150, None)
-    assert "none: 50 of 200 steps (25 %), running, 2 min 30 s left\n" in text_of(view)
-    assert "200 of 200 steps" not in text_of(view)
-
-
-def test_a_training_that_is_over_is_told_from_a_script_that_has_ended(tmp_path):
-    path = tmp_path / "run.jsonl"
-    write(path, planned(2), line(0), line(1))
-    once = watch(path, "--once")
-    assert "none: 2 of 2 steps (100 %), trained " in once.output
-    assert "but the script has not ended" in once.output
-    assert once.exit_code == 0
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        ([line(0)], "step 0, no step for 1 min 40 s: ended, or stuck"),
+        ([planned(200), line(95)], "96 of 200 steps (48 %), running"),
+        ([planned(200), *map(line, range(96))], "96 of 200 steps (48 %), running, 1 min 44 s left"),
+        (
+            [planned(2), line(0), line(1)],
+            "2 of 2 steps (100 %), trained 1 min 39 s ago, but the script has not ended",
+        ),
+        ([replace(line(1), stop="preempted")], "step 1, stopped after this step: preempted"),
+        (
+            [replace(line(1), stop="preempted"), end("interrupted")],
+            "interrupted 1 min 40 s ago, step 1, stopped after this step: preempted",
+        ),
+        ([replace(line(1), stop="preempted"), line(2)], "step 2, no step for 1 min 38 s"),
+    ],
+)
+def test_a_view_says_how_far_the_run_is(tmp_path, lines, state):
+    write(tmp_path / "run.jsonl", *lines)
+    first = watch(tmp_path, "--once").output.splitlines()[0]
+    assert first.startswith(f"none: {state}")
 
 
 @pytest.mark.parametrize(("event", "status"), [("finished", 0), ("failed", 1), ("interrupted", 3)])
@@ -239,26 +220,27 @@ def test_the_exit_status_says_how_the_run_ended(tmp_path, event, status):
 
 
 def test_views_end_with_a_run_that_has_finished(tmp_path):
-    write(tmp_path / "run.jsonl", line(0), end("finished", time.time()))
+    write(tmp_path / "run.jsonl", line(0), end("finished", START + 99))
     follow(LiveRun(tmp_path), Console(file=io.StringIO()), 1.0, 60.0, pytest.fail)
 
 
-def test_after_a_failure_a_restart_is_awaited(tmp_path):
+def test_after_a_failure_a_restart_is_awaited(tmp_path, clock):
     path, shown, pauses = tmp_path / "run.jsonl", io.StringIO(), []
-    write(path, line(0), end("failed", time.time() + 9))  # by another clock
+    write(path, line(0), end("failed", START + 109))  # by another clock
 
     def sleep(seconds):
         pauses.append(seconds)
-        if len(pauses) == 2:
+        clock.now += 61
+        if len(pauses) == 1:
             write(path, line(1))
-        if len(pauses) == 4:
-            write(path, line(2), end("interrupted", time.time() - 61))
+        if len(pauses) == 3:
+            write(path, line(2), end("interrupted", clock.now - 61))
 
     console = Console(file=shown, force_terminal=True, width=120, color_system=None)
     follow(LiveRun(path), console, 1.0, 60.0, sleep)
-    assert len(pauses) == 4
+    assert pauses == [1.0] * 3
     assert "failed 1 s ago, step 0; a restart is awaited for 1 min 0 s" in shown.getvalue()
-    assert "step 1, no step for " in shown.getvalue()
+    assert "step 1, no step for 2 min 40 s" in shown.getvalue()
     assert "interrupted 1 min 1 s ago, step 2\n" in shown.getvalue().replace("\r", "")
 
 
