@@ -5,33 +5,48 @@ import importlib.util
 import multiprocessing
 import sys
 import threading
-import time
+from types import SimpleNamespace
 
 import gpu_checks
 import pytest
+from virtual_time import VirtualTime
+from waits import HANG_SECONDS
 
-from lbbsp_core import read_run
+from lbbsp_core import WorkerSession, read_run
 
 SCALE = gpu_checks.QUICK._replace(global_batch_size=32, steps=(3, 12))
 
 
-@pytest.mark.slow
 def test_the_slower_worker_gets_less(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        gpu_checks, "make_step", lambda net, scale: lambda batch: time.sleep(0.002 * batch)
-    )
+    clocks = threading.local()  # of the workers, which are threads
+
+    def make_session(*arguments, **options):
+        session = WorkerSession(*arguments, **options)
+        clocks.own = VirtualTime(session.meter)
+        return session
+
+    def timed(step, batch):
+        clocks.own.compute(0.002 * batch)
+        return 0.002 * batch
+
+    sleep = SimpleNamespace(sleep=lambda seconds: clocks.own.compute(seconds))
+    monkeypatch.setattr(gpu_checks, "make_step", lambda *_: None)
+    monkeypatch.setattr(gpu_checks, "WorkerSession", make_session)
+    monkeypatch.setattr(gpu_checks, "timed", timed)
+    monkeypatch.setattr(gpu_checks, "time", sleep)
+    monkeypatch.setattr(gpu_checks, "LONGEST_STEP", HANG_SECONDS)
     given = argparse.Namespace(scale=SCALE, out=tmp_path)
     pairs = [gpu_checks.Pair(rank, end) for rank, end in enumerate(multiprocessing.Pipe())]
     workers = [threading.Thread(target=gpu_checks.train, args=(pair, given)) for pair in pairs]
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(HANG_SECONDS)
     even, balanced = (read_run(tmp_path / f"workers_{name}.jsonl") for name in gpu_checks.POLICIES)
     assert [step.sizes for step in even.steps] == [(16, 16)] * 3
     assert len(balanced.steps) == 12
     assert balanced.steps[0].sizes == (16, 16)
-    assert balanced.steps[-1].sizes[0] > balanced.steps[-1].sizes[1]
+    assert balanced.steps[-1].sizes == (24, 8), "it takes three times as long for a sample"
 
 
 def test_both_workers_see_the_values_by_rank():

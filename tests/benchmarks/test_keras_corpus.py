@@ -165,12 +165,10 @@ def test_outcomes(reference, balanced, outcome):
     assert row.script in runs.table([row])
 
 
-def test_differences_are_relative_to_the_way_of_the_weights():
-    assert runs.differences(saved(0.0), saved(0.25)) == [0.25]
-
-
-def test_a_weight_that_moves_less_is_compared_with_its_own_way():
+def test_differences_are_relative_to_the_way_of_each_weight():
     reference = saved(0.0) | {"0_start_1": np.zeros(1), "0_end_1": np.array([0.1])}
+    found = saved(0.25) | {"0_start_1": np.zeros(1), "0_end_1": np.array([0.1])}
+    assert runs.differences(reference, found) == pytest.approx([0.25])
     found = saved(0.0) | {"0_start_1": np.zeros(1), "0_end_1": np.array([0.15])}
     assert runs.differences(reference, found) == pytest.approx([0.5])
 
