@@ -12,7 +12,7 @@ import psutil
 from lbbsp_core.doctor.finding import Finding, note, ok, problem
 from lbbsp_core.launch.cluster import GPU_DEVICES, KEEP_FREED_MEMORY, allocator_defaults
 from lbbsp_core.launch.cpu_shares import PERIOD_US
-from lbbsp_core.launch.throttle import CYCLE_SECONDS, Throttle, open_quotas
+from lbbsp_core.launch.throttle import CYCLE_SECONDS, Throttle, available_cores, open_quotas
 from lbbsp_core.resources import ResourceSampler
 from lbbsp_core.resources.cgroup import cpu_quotas, memory_limit
 from lbbsp_core.resources.gpu import hides_gpus, import_nvml, opened_nvml, text_of
@@ -86,7 +86,7 @@ def _gpus(nvml: Any) -> Finding:
 
 def check_speeds(open_quotas: Callable[..., Throttle | None] = open_quotas) -> Finding:
     """Checks the rights that ``lbbsp launch --speeds`` needs; removes the cgroups again."""
-    quotas = open_quotas([0.5], PERIOD_US)
+    quotas = open_quotas([min(0.5, available_cores())], PERIOD_US)  # the kernel permits no more
     if quotas is not None:
         quotas.close()
         return ok("launch --speeds", "may create cgroups with CPU quotas")

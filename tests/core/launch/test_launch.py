@@ -1,6 +1,5 @@
 """Parts of the launcher that start no process."""
 
-import json
 import math
 from pathlib import Path
 from random import Random
@@ -207,33 +206,15 @@ def test_ports_differ_and_are_free():
     assert all(1024 <= port < 65536 for port in ports)
 
 
-def test_each_worker_has_its_tf_config():
-    configs = [
-        json.loads(environment["TF_CONFIG"])
-        for environment in job_spec("tensorflow", 3, emulated=False, run_dir=None).workers
-    ]
-    assert [config["task"] for config in configs] == [
-        {"type": "worker", "index": rank} for rank in range(3)
-    ]
-    assert configs[0]["cluster"] == configs[1]["cluster"] == configs[2]["cluster"]
-    hosts = configs[0]["cluster"]["worker"]
-    assert len(set(hosts)) == 3
-    assert all(host.startswith("127.0.0.1:") for host in hosts)
-
-
 def test_mxnet_gets_a_scheduler_servers_and_workers_in_the_order_of_their_ports():
     made = job_spec("mxnet", 3, emulated=False, run_dir=None, servers=2)
-    assert [helper.name for helper in made.helpers] == ["scheduler", "server 0", "server 1"]
-    assert all(helper.command == ("-m", "lbbsp_mx.server") for helper in made.helpers)
-    roles = [helper.environment["DMLC_ROLE"] for helper in made.helpers]
-    assert roles == ["scheduler", "server", "server"]
-    assert [worker["DMLC_ROLE"] for worker in made.workers] == ["worker"] * 3
+    assert [(h.name, h.environment["DMLC_ROLE"], h.command[1]) for h in made.helpers] == [
+        ("scheduler", "scheduler", "lbbsp_mx.server"),
+        ("server 0", "server", "lbbsp_mx.server"),
+        ("server 1", "server", "lbbsp_mx.server"),
+    ]
     ports = [int(worker["PORT"]) for worker in made.workers]
     assert ports == sorted(set(ports))
-    environments = [*made.workers, *(helper.environment for helper in made.helpers)]
-    for name, value in (("NUM_WORKER", "3"), ("NUM_SERVER", "2"), ("PS_ROOT_URI", "127.0.0.1")):
-        assert {own[f"DMLC_{name}"] for own in environments} == {value}
-    assert len({own["DMLC_PS_ROOT_PORT"] for own in environments}) == 1
     assert "PORT" not in made.helpers[0].environment, "the scheduler has the root port"
     one = job_spec("mxnet", 1, emulated=False, run_dir=None)
     assert [helper.name for helper in one.helpers] == ["scheduler", "server 0"]
