@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import HANG_SECONDS
 
 ROOT = Path(__file__).parents[1]
 OUTCOMES = ("exact", "supported", "refused", "warned", "passive")
@@ -36,7 +37,7 @@ def collected():
         env={key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG_SECONDS,
         check=True,
     )
     ids = set(found.stdout.splitlines())

@@ -1,9 +1,5 @@
 """Rows of each replica in evaluation and prediction, without a cluster."""
 
-import os
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -192,48 +188,3 @@ def test_other_strategies_evaluate_and_predict_as_stock_keras_does():
     )
     np.testing.assert_allclose(logs, expected, rtol=1e-6)
     np.testing.assert_allclose(predictions, stock, rtol=1e-6)
-
-
-TWO_REPLICAS = """
-import keras
-import numpy as np
-import tensorflow as tf
-devices = [tf.config.LogicalDeviceConfiguration()] * 2
-tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
-import lbbsp_tf
-keras.utils.set_random_seed(0)
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-balancer = lbbsp_tf.LoadBalancer(strategy, 8)
-
-class Model(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, x):
-        return self.dense(x)
-
-    def predict_step(self, data):
-        assert data[0].shape.rank == 2 and not tf.executing_eagerly()
-        return super().predict_step(data)
-
-    def test_step(self, data):
-        return {"error": tf.reduce_mean((self(data[0]) - data[1]) ** 2)}
-
-with strategy.scope():
-    model = Model()
-    model.compile("sgd", "mse")
-x, y = np.random.rand(16, 3).astype("float32"), np.ones((16, 1), "float32")
-predicted = model.predict_on_batch(x)
-np.testing.assert_allclose(predicted, model(x), rtol=1e-5)
-found = model.evaluate(x[:7], y[:7], batch_size=3, verbose=0, return_dict=True)
-np.testing.assert_allclose(found["error"], np.mean((predicted[6] - 1) ** 2), rtol=1e-5)
-model.fit(balancer.dataset(x, y), steps_per_epoch=2, callbacks=[balancer], verbose=0)
-"""
-
-
-def test_two_replicas_predict_a_batch_in_a_graph_and_evaluate_a_last_batch_of_one_row():
-    environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-    done = subprocess.run([sys.executable, "-c", TWO_REPLICAS], env=environment, timeout=120,
-                          capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0, done.stderr

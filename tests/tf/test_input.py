@@ -21,6 +21,7 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 from keras.src.legacy.preprocessing.image import ImageDataGenerator
+from waits import HANG_SECONDS
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
@@ -529,7 +530,7 @@ def test_memory_maps_and_hdf5_are_read_by_batch(tmp_path):
 
 def test_readers_are_threads():
     for kind in (MapStyle(TUPLES), InGroups(TUPLES)):
-        kind.meeting = threading.Barrier(2, timeout=20)
+        kind.meeting = threading.Barrier(2, timeout=HANG_SECONDS)
         list(open_data(kind, readers=3))
         assert len(kind.threads) > 1
     seen = set()
@@ -538,7 +539,7 @@ def test_readers_are_threads():
         tf.numpy_function(lambda: seen.add(threading.get_ident()), [], [])
         return x, y
 
-    barrier = threading.Barrier(3, timeout=20)
+    barrier = threading.Barrier(3, timeout=HANG_SECONDS)
     together = lambda x, y: (tf.numpy_function(lambda x: (barrier.wait(), x)[1], [x], tf.int64), y)  # noqa: E731
     list(open_data(ROWS[:24], NUMBERS[:24], map=spy))
     assert len(open_data(NUMBERS[:24], NUMBERS[:24], map=together, readers=3)) == 3

@@ -1,9 +1,11 @@
 """Orderly end of a job: who waits for whom, and until when workers are watched."""
 
 import threading
+from collections import Counter
 
 import pytest
 import tensorflow as tf
+from waits import HANG_SECONDS, until
 
 from lbbsp_tf import service as keys
 from lbbsp_tf.reliability import leaving
@@ -13,7 +15,7 @@ class Service:
     """Coordination service in memory."""
 
     def __init__(self):
-        self.keys, self.changed = set(), threading.Condition()
+        self.keys, self.changed, self.misses = set(), threading.Condition(), Counter()
 
     def set_config_key_value(self, key, _value):
         with self.changed:
@@ -23,12 +25,13 @@ class Service:
     def get_config_key_value(self, key, milliseconds):
         with self.changed:
             if not self.changed.wait_for(lambda: key in self.keys, milliseconds / 1000):
+                self.misses[key] += 1
                 raise tf.errors.DeadlineExceededError(None, None, "not set")
         return ""
 
-    def wait_for(self, key):
-        with self.changed:
-            assert self.changed.wait_for(lambda: key in self.keys, 60)
+    def is_asked_again_and_again(self, key):
+        before = self.misses[key]
+        return until(lambda: self.misses[key] > before + 3)
 
 
 class Heartbeat:
@@ -67,22 +70,22 @@ def test_the_leader_watches_until_the_last_worker_has_left(service):
     leader, thread = leave(service, 0, 3, left)
     first, _ = leave(service, 1, 3, {"lbbsp/left/1"})
     service.set_config_key_value("lbbsp/reached/2", "")
-    assert first.stopped.wait(60)
-    thread.join(0.2)  # in which it asks worker 2 again and again
+    assert first.stopped.wait(HANG_SECONDS)
+    assert service.is_asked_again_and_again("lbbsp/left/2")
     assert leader.forgotten == [1], "one that has left is silent in order"
     assert not leader.stopped.is_set()
     service.set_config_key_value("lbbsp/left/2", "")
-    assert leader.stopped.wait(60)
+    assert leader.stopped.wait(HANG_SECONDS)
     thread.join()
 
 
 def test_a_worker_waits_until_all_have_reached_their_end(service):
     leader, _ = leave(service, 0, 3, set())
-    first, thread = leave(service, 1, 3, {"lbbsp/left/1"})
-    service.wait_for("lbbsp/reached/1")
-    thread.join(0.2)
+    first, _ = leave(service, 1, 3, {"lbbsp/left/1"})
+    assert service.is_asked_again_and_again("lbbsp/reached/all")
+    assert service.is_asked_again_and_again("lbbsp/reached/2")
     assert not first.stopped.is_set()
     assert not leader.stopped.is_set()
     leave(service, 2, 3, set())
-    assert first.stopped.wait(60)
-    assert leader.stopped.wait(60)
+    assert first.stopped.wait(HANG_SECONDS)
+    assert leader.stopped.wait(HANG_SECONDS)
