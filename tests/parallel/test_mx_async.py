@@ -1,14 +1,18 @@
-"""Workers that are not in step, on real parameter servers: every scheme, one worker 3x slower."""
+"""Workers that are not in step, on real parameter servers: all schemes, and one of the scripts.
 
-import signal
+The last worker is the slowest, in virtual time. In its first iteration it waits until the others
+are as far ahead as the scheme lets them be in any case.
+"""
+
+import os
 from collections import Counter
 from functools import cache
 from importlib.util import find_spec
 from socket import gethostname
-from statistics import median
+from typing import NamedTuple
 
 import pytest
-from jobs import campaign, run
+from jobs import SCRIPTS, campaign, run
 
 from lbbsp_core import read_run
 from lbbsp_core.validate import one_line
@@ -17,154 +21,156 @@ pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
 )
 NEEDS_SKLEARN = True
-SCHEMES = ["bsp", *campaign("ssp", "asp", "dssp", "elastic")]
-SAMPLES, EPOCHS = 20 * 48 + 13, 2  # of mx_async
-MOST = {"bsp": 0, "ssp": 2, "dssp": 4, "elastic": 3}
-"""How many iterations a worker may be ahead when it begins one."""
+X, SAMPLES, EPOCHS, PERIOD = 48, 20 * 48 + 13, 2, 2  # of mx_async
 
 
-def job(folder, *args, **options):
+class Scheme(NamedTuple):
+    """Arguments of a job, and leads that a worker reaches and never exceeds when it begins."""
+
+    sync: str
+    policy: str
+    lead: int
+    most: float
+    servers: int = 1
+    kind: str = ""
+
+
+SCHEMES = {
+    "bsp": Scheme("bsp", "even", 0, 0),
+    "shares": Scheme("bsp", "lbbsp", 0, 0, kind="shares"),
+    "ssp": Scheme("ssp", "lbbsp", 2, 2, servers=2),
+    "asp": Scheme("asp", "even", 6, float("inf")),
+    "dssp": Scheme("dssp", "proportional", 1, 4),
+    "elastic": Scheme("elastic", "even", 0, 3, servers=2),
+    "periodic": Scheme("periodic", "ranked", PERIOD - 1, PERIOD - 1),
+}
+TESTED = ["shares", "ssp", *campaign("bsp", "asp", "dssp", "elastic", "periodic")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def importable(fast_start):
+    """The parameter servers import the synchroniser of the scripts, which they are sent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SCRIPTS), prepend=os.pathsep)
+        yield
+
+
+def job(folder, scheme):
     return run(
-        "mx_async", *args[:2], str(folder), *args[2:], workers=3, framework="mxnet", **options
-    )
+        "mx_async", scheme.sync, scheme.policy, str(folder), str(scheme.lead), scheme.kind,
+        workers=3, servers=scheme.servers, framework="mxnet",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Returns a function that returns results by rank and the pushes of a scheme."""
+    """Returns a function that returns results by rank and the record of a scheme."""
     folder = tmp_path_factory.mktemp("runs")
 
     @cache
-    def run_of(scheme):
-        # Two servers for one of the schemes with a sum.
-        done = job(folder / scheme, scheme, "even", servers=2 if scheme == "elastic" else 1)
+    def run_of(name):
+        done = job(folder / name, SCHEMES[name])
         assert done.status == 0
-        return [done.results(rank) for rank in range(3)], read_run(folder / scheme).pushes
+        return [done.results(rank) for rank in range(3)], read_run(folder / name)
 
     return run_of
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_sample_is_drawn_once_an_epoch_and_pushed(runs, scheme):
-    results, pushes = runs(scheme)
+@pytest.mark.parametrize("name", TESTED)
+def test_every_sample_is_drawn_once_an_epoch_and_pushed(runs, name):
+    results, record = runs(name)
+    pushes = record.pushes
     drawn = Counter(sample for result in results for sample in result["drawn"])
-    assert sum(drawn.values()) == EPOCHS * SAMPLES
-    assert set(drawn.values()) == {EPOCHS}
+    assert drawn == dict.fromkeys(range(SAMPLES), EPOCHS)
     for rank, result in enumerate(results):
         mine = [line for line in pushes if line.worker == rank]
         assert sum(line.samples for line in mine) == len(result["drawn"])
-        assert [line.iteration for line in mine] == list(range(len(mine)))
+        assert [line.iteration for line in mine] == list(range(result["ends"]))
     assert [line.push for line in pushes] == list(range(len(pushes)))
     times = [line.seconds for line in pushes]
     assert times == sorted(times)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_all_workers_end_with_the_same_trained_model(runs, scheme):
-    results, _ = runs(scheme)
+@pytest.mark.parametrize("name", TESTED)
+def test_all_workers_end_with_the_same_trained_model(runs, name):
+    results, _ = runs(name)
     assert results[0]["weights"] == results[1]["weights"] == results[2]["weights"]
     assert results[0]["moved"] > 0.1
     assert results[0]["accuracy"] > 0.7
 
 
-@pytest.mark.parametrize("scheme", ["bsp", *campaign("ssp", "dssp", "elastic")])
-def test_nobody_gets_further_ahead_than_the_scheme_allows(runs, scheme):
-    _, pushes = runs(scheme)
-    assert max(line.lead for line in pushes) <= MOST[scheme]
+@pytest.mark.parametrize("name", TESTED)
+def test_workers_get_as_far_ahead_as_the_scheme_allows(runs, name):
+    pushes = runs(name)[1].pushes
+    assert SCHEMES[name].lead <= max(line.lead for line in pushes) <= SCHEMES[name].most
+    first = next(line for line in pushes if line.worker == 2)
+    assert first.staleness >= 2 * SCHEMES[name].lead, "what the others pushed meanwhile"
 
 
-@pytest.mark.campaign
-@pytest.mark.alone
-def test_only_bsp_holds_the_fast_workers_back_all_the_time(runs):
-    """The fast workers do about three iterations for each of the slow one, where they may."""
-    pushes = {scheme: runs(scheme)[1] for scheme in ("ssp", "asp", "dssp", "elastic")}
-    leads = {scheme: max(line.lead for line in lines) for scheme, lines in pushes.items()}
-    assert leads["asp"] > MOST["dssp"]
-    assert leads["ssp"] == MOST["ssp"]
-    assert leads["dssp"] > 1, "more than its lower bound"
-    assert leads["elastic"] > 0
-    for scheme, more in ("asp", 1.3), ("elastic", 1.2):
-        done = Counter(line.worker for line in pushes[scheme])
-        assert min(done[0], done[1]) > more * done[2]
-
-
-@pytest.mark.campaign
-@pytest.mark.alone
-def test_staleness_is_what_the_others_did_meanwhile(runs):
-    for scheme in ("ssp", "asp", "dssp", "elastic"):
-        assert max(line.staleness for line in runs(scheme)[1]) > 0
-    slow = [line.staleness for line in runs("asp")[1] if line.worker == 2]
-    fast = [line.staleness for line in runs("asp")[1] if line.worker != 2]
-    assert sum(slow) / len(slow) > sum(fast) / len(fast)
-
-
-def test_bsp_by_kept_pushes_learns_what_one_process_learns(runs):
-    results, pushes = runs("bsp")
-    assert max(line.staleness for line in pushes) == 0
+@pytest.mark.parametrize("name", ["shares", *campaign("bsp")])
+def test_bsp_by_kept_pushes_learns_what_one_process_learns(runs, name):
+    results, record = runs(name)
+    assert max(line.staleness for line in record.pushes) == 0
     assert results[0]["difference"] <= 2e-6
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize("policy", ["lbbsp", *campaign("proportional")])
-def test_batches_follow_speeds_while_workers_run_ahead(tmp_path, policy):
-    done = job(tmp_path, "ssp", policy, servers=2)
-    assert done.status == 0
-    header, pushes = read_run(tmp_path).header, read_run(tmp_path).pushes
-    assert header.hosts == (one_line(gethostname()),) * 3
-    assert {device.partition(",")[0] for device in header.devices} == {"cpu"}
-    assert [each.event for each in read_run(tmp_path).events] == ["finished"]
-    late = pushes[len(pushes) // 2 :]
-    typical = [median(p.samples for p in late if p.worker == rank) for rank in range(3)]
-    assert typical[2] < 0.6 * min(typical[:2])
-    assert max(line.lead for line in pushes) <= MOST["ssp"]
-    drawn = Counter(sample for rank in range(3) for sample in done.results(rank)["drawn"])
-    assert set(drawn.values()) == {EPOCHS}
+@pytest.mark.parametrize(
+    ("name", "batches"), [("ssp", (26, 14, 8)), *campaign(("periodic", (28, 14, 6)))]
+)
+def test_batches_follow_speeds_while_workers_run_ahead(runs, name, batches):
+    """Those of the last iterations of the second epoch may be cut."""
+    pushes = runs(name)[1].pushes
+    late = pushes[len(pushes) // 2 : -9]
+    assert {(line.worker, line.samples) for line in late} == set(enumerate(batches))
 
 
-@pytest.mark.parametrize("policy", ["lbbsp", *campaign("even", "proportional")])
-def test_parts_of_an_iteration_are_learned_as_one(tmp_path, policy):
-    """The third worker is slow, and half of each iteration is left to who is done early."""
-    done = job(tmp_path, "bsp", policy, "shares")
-    assert done.status == 0
-    results, pushes = [done.results(rank) for rank in range(3)], read_run(tmp_path).pushes
-    assert results[0]["difference"] <= 2e-6
-    drawn = Counter(sample for result in results for sample in result["drawn"])
-    assert set(drawn.values()) == {EPOCHS}
-    for rank, result in enumerate(results):
-        mine = [line for line in pushes if line.worker == rank]
-        assert result["ends"] == len(mine)
-        assert sum(line.samples for line in mine) == len(result["drawn"])
-    by_iteration = Counter()
-    for line in pushes:
-        by_iteration[line.iteration] += line.parts
-    assert not by_iteration[0]
-    assert min(by_iteration[number] for number in range(1, EPOCHS * SAMPLES // 48)) > 0
+def test_the_record_names_hosts_and_devices(runs):
+    record = runs("ssp")[1]
+    assert record.header.hosts == (one_line(gethostname()),) * 3
+    assert {device.partition(",")[0] for device in record.header.devices} == {"cpu"}
+    assert [each.event for each in record.events] == ["finished"]
+
+
+def test_parts_of_an_iteration_are_left_to_who_is_done_early(runs):
+    """Of half of each iteration, but the first."""
+    parts = Counter()
+    for line in runs("shares")[1].pushes:
+        parts[line.iteration] += line.parts
+    assert not parts[0]
+    assert min(parts[number] for number in range(1, EPOCHS * SAMPLES // X)) > 0
 
 
 @pytest.mark.campaign
-def test_a_worker_that_dies_with_a_part_of_an_iteration_ends_the_job(tmp_path, capfd):
-    done = job(tmp_path, "bsp", "lbbsp", "shares_and_dies")
-    assert done.status == 128 + signal.SIGKILL
-    assert "worker 1 was ended by SIGKILL" in capfd.readouterr().err
+def test_an_own_synchroniser_decides_when_workers_wait(runs):
+    """All start a period together, and its last pushes enter the model at once."""
+    pushes = runs("periodic")[1].pushes
+    periods = [line.iteration // PERIOD for line in pushes]
+    assert periods == sorted(periods)
+    counts = Counter(zip(periods, (line.worker for line in pushes), strict=True))
+    assert max(periods) >= 10
+    complete = {counts[period, rank] for period in range(max(periods)) for rank in range(3)}
+    assert complete == {PERIOD}
+    assert max(line.staleness for line in pushes) <= 2 * (PERIOD - 1), "the others' first pushes"
 
 
 @pytest.mark.campaign
-def test_a_worker_that_fails_ends_the_job(tmp_path):
-    done = job(tmp_path, "elastic", "even", "dies")
-    assert done.status == 1
-    assert "a worker fails" in done.text
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("kind", ["disagrees", "seeds"])
-def test_workers_that_disagree_are_told(tmp_path, kind):
-    done = job(tmp_path, "ssp", "even", kind)
-    assert done.status == 1
-    assert "workers disagree on sync, batches, policy, parameters or samples" in done.text
+@pytest.mark.parametrize(
+    ("sync", "policy", "kind", "status", "said"),
+    [
+        ("bsp", "lbbsp", "shares_and_dies", 128 + 9, "was ended by SIGKILL"),
+        ("elastic", "even", "dies", 1, "a worker fails"),
+        ("ssp", "even", "disagrees", 1, "workers disagree on sync, batches, policy, parameters"),
+        ("ssp", "even", "seeds", 1, "workers disagree on sync, batches, policy, parameters"),
+    ],
+)
+def test_a_worker_that_fails_ends_the_job(tmp_path, capfd, sync, policy, kind, status, said):
+    done = job(tmp_path, Scheme(sync, policy, 0, 0, kind=kind))
+    assert done.status == status
+    assert said in done.text + capfd.readouterr().err
 
 
 def test_a_process_has_one_asynchronous_trainer_and_no_other_keys(runs):
-    (first, *_), _ = runs("bsp")
+    first = runs("ssp")[0][0]
     assert "a process can have only one AsyncTrainer in a cluster" in first["second"]
     for call in ("keys", "optimizer", "compression"):
         assert "cannot be used beside an lbbsp_mx.AsyncTrainer" in first[call]

@@ -1,4 +1,8 @@
-"""Trains under one synchroniser, the last worker being slow, and says what it drew and learned."""
+"""Trains under one synchroniser, the last worker being slow, and says what it drew and learned.
+
+``mx_async.py SCHEME POLICY FOLDER LEAD [KIND]``: in its first iteration the last worker waits until
+the others are LEAD iterations ahead. Times of batches are virtual.
+"""
 
 import os
 import signal
@@ -10,9 +14,11 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
+from custom_schemes import PeriodicBarrier, Ranked
 from mx_parts import largest, weights
 from mxnet import autograd, gluon, nd
 from report import answer_all, result
+from virtual_time import VirtualTime
 
 from lbbsp_core import (
     ASP,
@@ -29,15 +35,21 @@ from lbbsp_core.demo import digits
 from lbbsp_core.order import SampleStream
 
 X, EPOCHS, SEED = 48, 2, 3
-MILLISECONDS = 1.0, 1.0, 3.0  # a sample, by worker
+SECONDS = 0.001, 0.0018, 0.003  # for a sample, by rank
 SCHEMES = {
     "bsp": BSP(),
     "ssp": SSP(2),
     "asp": ASP(),
     "dssp": DSSP(1, 4),
     "elastic": ElasticBSP(lookahead=4),
+    "periodic": PeriodicBarrier(2),
 }
-POLICIES = {"even": Even(), "lbbsp": LoadBalanced(), "proportional": ProportionalControl()}
+POLICIES = {
+    "even": Even(),
+    "lbbsp": LoadBalanced(),
+    "proportional": ProportionalControl(),
+    "ranked": Ranked(0.5),
+}
 MOMENTUM = ("sgd", {"learning_rate": 0.2, "momentum": 0.9, "wd": 1e-4})
 PLAIN = ("sgd", {"learning_rate": 0.3})
 TRAINING, HELD_OUT = digits.digits()
@@ -83,7 +95,14 @@ def alone(x):
     return weights(net)
 
 
-def main(scheme, policy, folder, kind):
+def wait_until_begun(folder, iteration):
+    """Waits until all other workers have begun an iteration."""
+    while not all((folder / f"begun-{rank}-{iteration}").exists() for rank in (0, 1)):
+        time.sleep(0.001)
+
+
+def main(scheme, policy, folder, lead, kind=""):
+    folder.mkdir(exist_ok=True)
     net, started = network(0), weights(network(0))
     sync, optimizer = SCHEMES[scheme], MOMENTUM if scheme == "bsp" else PLAIN
     if kind == "disagrees":
@@ -103,14 +122,18 @@ def main(scheme, policy, folder, kind):
         "compression": lambda: store.set_gradient_compression({"type": "2bit"}),
     }
     answer_all(beside, beside)
+    computed = VirtualTime(trainer._session._meter)
     drawn, ends = [], 0
     for samples in trainer.batch_sampler(SAMPLES, epochs=EPOCHS):
         drawn += samples
         backward(net, samples)
-        time.sleep(MILLISECONDS[trainer.rank] * 1e-3 * len(samples))
+        (folder / f"begun-{trainer.rank}-{ends}").touch()
+        if trainer.rank == 2 and ends == 0:
+            wait_until_begun(folder, lead)
+        computed.compute(SECONDS[trainer.rank] * len(samples))
         if kind == "dies" and trainer.rank == 1 and len(drawn) > 5 * X:
             raise RuntimeError("a worker fails")
-        if kind == "shares_and_dies" and trainer.rank == 1 and trainer._session._parts:
+        if kind == "shares_and_dies" and trainer._session._parts:
             os.kill(os.getpid(), signal.SIGKILL)
         ends += trainer.step(len(samples), ignore_stale_grad=True)
     trainer.finish()
@@ -125,4 +148,4 @@ def main(scheme, policy, folder, kind):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], Path(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else "")
+    main(*sys.argv[1:3], Path(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])
