@@ -17,6 +17,9 @@ BUDGET_SECONDS: Final = 100e-6
 PERIOD_SECONDS: Final = 0.05
 """Time between two readings in the background: windows are up to this much longer than asked."""
 
+CLOSE_SECONDS: Final = 1.0
+"""Longest wait for the background to end when a sampler is closed."""
+
 _logger = logging.getLogger("lbbsp.resources")
 
 
@@ -118,10 +121,10 @@ class Polling:
                 polled.refresh()
 
     def close(self) -> None:
-        """Stops the thread, for which it waits up to one second, and closes all sources."""
+        """Stops the thread, waits for it up to `CLOSE_SECONDS`, and closes all sources."""
         self._stop.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(1.0)
+            self._thread.join(CLOSE_SECONDS)
             if self._thread.is_alive():  # a driver hangs: it may still be reading a source
                 return
         for polled in self.sources:

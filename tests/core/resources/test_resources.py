@@ -1,9 +1,8 @@
-"""Driving factors: exact values on a fake machine, plausible ones on the real machine."""
+"""Driving factors: exact values on a fake machine, lower bounds on the real machine."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import itertools
 import logging
 import math
 import os
@@ -22,6 +21,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waits import HANG_SECONDS, until
 
 from lbbsp_core import ResourceSampler
 from lbbsp_core.launch.throttle import open_quotas
@@ -41,7 +41,7 @@ V1 = (
     "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
     "36 31 0:33 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
 )
-
+CGROUPS = "sys/fs/cgroup"
 
 KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 CoreTimes = namedtuple("CoreTimes", KINDS)
@@ -92,6 +92,10 @@ class Machine:
         self.write("proc/self/mountinfo", mounts)
         self.write("proc/self/cgroup", memberships)
 
+    def open_files(self) -> int:
+        descriptors = Path("/proc/self/fd").iterdir()
+        return sum(self.root in descriptor.resolve().parents for descriptor in descriptors)
+
     def sampler(self, *names: str) -> ResourceSampler:
         return ResourceSampler(names, host=self.host)
 
@@ -102,10 +106,16 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Fake machine, which nothing reads in the background, where time does not stand still."""
+@pytest.fixture(autouse=True)
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets samples read all sources that do not block, however slow, and the background none."""
+    monkeypatch.setattr(polling, "BUDGET_SECONDS", math.inf)
     monkeypatch.setattr(polling, "PERIOD_SECONDS", 3600.0)
+    monkeypatch.setattr(polling, "CLOSE_SECONDS", HANG_SECONDS)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
@@ -125,11 +135,11 @@ def test_the_default_is_what_the_machine_provides(machine: Machine) -> None:
     assert ResourceSampler(host=machine.host).names == bare
     machine.groups(V2, "0::/job\n")
     usage = "usage_usec 0\nnr_throttled 0\nthrottled_usec 0\n"
-    machine.write("sys/fs/cgroup/job/cpu.stat", usage)
-    machine.write("sys/fs/cgroup/job/cgroup.type", "domain\n")
-    machine.write("sys/fs/cgroup/job/cpu.max", "max 100000\n")
+    machine.write(f"{CGROUPS}/job/cpu.stat", usage)
+    machine.write(f"{CGROUPS}/job/cgroup.type", "domain\n")
+    machine.write(f"{CGROUPS}/job/cpu.max", "max 100000\n")
     assert ResourceSampler(host=machine.host).names == DEFAULT_NAMES
-    machine.write("sys/fs/cgroup/job/cpu.max", "50000 100000\n")
+    machine.write(f"{CGROUPS}/job/cpu.max", "50000 100000\n")
     assert ResourceSampler(host=machine.host).names == (*DEFAULT_NAMES, *DEFAULT_QUOTA_NAMES)
 
 
@@ -145,6 +155,115 @@ def test_invalid_arguments_are_named(machine: Machine) -> None:
     assert ResourceSampler("runnable", host=machine.host).names == ("runnable",)
 
 
+# Totals of the kernel
+
+CPUACCT = f"{CGROUPS}/cpu,cpuacct"
+ROOT1, JOB1 = (V1, "4:cpu,cpuacct:/\n"), (V1, "7:memory:/other\n4:cpu,cpuacct:/job\n0::/\n")
+ROOT2, JOB2 = (V2, "0::/\n"), (V2, "0::/job\n")
+BIND_MOUNT = V2, "0::/docker/a1\n"  # without a namespace: the mount is our cgroup
+NAMESPACE = V2, "0::/../../other\n"  # it shows only its own root
+DOCKER = V2.replace(" / /sys", " /docker/a1 /sys")
+DOCKER_ROOT, DOCKER_JOB = (DOCKER, "0::/docker/a1\n"), (DOCKER, "0::/docker/a1/job\n")
+SPACES = V2.replace("/sys/fs/cgroup", "/a\\040b"), "0::/x y:z\n"
+SCHEDSTAT = "version 15\ncpu0 0 0 0 0 0 0 7 1 4\ndomain0 ff 1\n" + "".join(
+    f"cpu{core} 0 0 0 0 0 0 {text} 123 45\n" for core, text in ((1, "{}"), (2, 50))
+)
+PRESSURE = "some avg10=9.99 avg60=0.0 avg300=0.0 total={}\nfull avg10=0 avg60=0 avg300=0 total=7\n"
+USAGES, USAGE1, USAGE2 = "7 {} 5 9\n", "{}\n", "usage_usec {}\nuser_usec 9\n"
+PRECISE = 25.0061728  # 0.5 s of 2 s, and 123,456 ns: finer than ticks
+QUOTA1 = "nr_periods 7\nnr_throttled {0}\nthrottled_time {0}\n"
+QUOTA2 = "usage_usec 9\nnr_periods 7\nnr_throttled {0}\nthrottled_usec {0}\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "path", "text", "increase", "factor", "expected"),
+    [
+        (
+            ROOT1,
+            f"{CPUACCT}/cpuacct.usage_percpu",
+            USAGES,
+            10**9 + 123_456,
+            "cpu_other",
+            PRECISE,
+        ),
+        (JOB2, "proc/schedstat", SCHEDSTAT, 10**9 + 123_456, "cpu_other", PRECISE),
+        (JOB1, f"{CPUACCT}/job/cpuacct.usage", USAGE1, 10**9, "cgroup_other", 25),
+        (JOB2, f"{CGROUPS}/job/cpu.stat", USAGE2, 1_000_000, "cgroup_other", 25),
+        (ROOT2, f"{CGROUPS}/cpu.stat", USAGE2, 1_000_000, "cgroup_other", 0),  # the machine's
+        (ROOT2, "proc/pressure/cpu", PRESSURE, 500_000, "cpu_pressure", 25),
+        (JOB2, f"{CGROUPS}/job/cpu.pressure", PRESSURE, 500_000, "cpu_pressure", 25),
+        (BIND_MOUNT, f"{CGROUPS}/cpu.pressure", PRESSURE, 500_000, "cpu_pressure", 25),
+        (JOB1, f"{CPUACCT}/job/cpu.stat", QUOTA1, 500_000_000, "throttled", 25),
+        (JOB2, f"{CGROUPS}/job/cpu.stat", QUOTA2, 500_000, "throttled", 25),
+        (JOB2, f"{CGROUPS}/cpu.stat", QUOTA2, 500_000, "throttled", 25),  # of an ancestor
+        (JOB2, f"{CGROUPS}/other/cpu.stat", QUOTA2, 500_000, "throttled", 0),
+        (NAMESPACE, f"{CGROUPS}/cpu.stat", QUOTA2, 500_000, "throttled", 25),
+        (DOCKER_JOB, f"{CGROUPS}/job/cpu.stat", QUOTA2, 500_000, "throttled", 25),
+        (DOCKER_ROOT, f"{CGROUPS}/cpu.stat", QUOTA2, 500_000, "throttled", 25),
+        (SPACES, "a b/x y:z/cpu.stat", QUOTA2, 500_000, "throttled", 25),
+    ],
+)
+def test_totals_become_percents(
+    machine: Machine,
+    groups: tuple[str, str],
+    path: str,
+    text: str,
+    increase: int,
+    factor: str,
+    expected: float,
+) -> None:
+    """2 s pass, for 0.5 s of which this process computes."""
+    machine.write(f"{CPUACCT}/release_agent", "")  # of the root alone
+    machine.write(f"{CGROUPS}/job/cgroup.type", "domain\n")  # of all others
+    machine.write(f"{CGROUPS}/job/cpu.stat", QUOTA2.format(1))
+    machine.write("proc/pressure/cpu", PRESSURE.format(1))
+    machine.write(path, text.format(100))
+    machine.groups(*groups)
+    sampler = machine.sampler(f"{factor}_percent")
+    machine.seconds += 2.0
+    machine.own += 0.5
+    machine.write(path, text.format(100 + increase))
+    assert sampler.sample() == (pytest.approx(expected, rel=1e-12),)
+
+
+def test_the_usage_of_a_container_is_not_that_of_the_machine(machine: Machine) -> None:
+    machine.groups(*ROOT1)  # without release_agent
+    machine.write(f"{CPUACCT}/cpuacct.usage_percpu", "0 0 0\n")
+    sampler = machine.sampler("cpu_other_percent")
+    machine.seconds += 2.0
+    machine.write(f"{CPUACCT}/cpuacct.usage_percpu", "0 1000000000 0\n")
+    assert sampler.sample() == (0.0,)
+
+
+def test_throttling_of_our_cgroup_and_its_ancestors_adds_up(machine: Machine) -> None:
+    for group in ("", "job/"):
+        machine.write(f"{CGROUPS}/{group}cpu.stat", QUOTA2.format(7))
+    machine.groups(*JOB2)
+    sampler = machine.sampler("throttled_periods_per_second")
+    machine.seconds += 2.0
+    for group, periods in (("", 9), ("job/", 13)):
+        machine.write(f"{CGROUPS}/{group}cpu.stat", QUOTA2.format(periods))
+    assert sampler.sample() == (4.0,)
+
+
+def test_the_hierarchies_that_may_have_a_controller(machine: Machine) -> None:
+    for folder in ("cpu,cpuacct/job", "unified"):
+        machine.write(f"{CGROUPS}/{folder}/cgroup.procs", "")
+    machine.groups(V1, "7:memory:/other\n4:cpu,cpuacct:/job\n0::/outside/the/mount\n")
+    found = hierarchies(machine.host, "cpu")
+    mounts = PurePosixPath("/sys/fs/cgroup/cpu,cpuacct"), PurePosixPath("/sys/fs/cgroup/unified")
+    assert found == [[(1, mounts[0] / "job"), (1, mounts[0])], [(2, mounts[1])]]
+    assert cpu_quotas(machine.host) == []
+    for folder, quota in (("cpu,cpuacct/job", -1), ("cpu,cpuacct", 25_000)):
+        machine.write(f"{CGROUPS}/{folder}/cpu.cfs_quota_us", f"{quota}\n")
+        machine.write(f"{CGROUPS}/{folder}/cpu.cfs_period_us", "50000\n")
+    assert cpu_quotas(machine.host) == [0.5]
+    machine.groups(V2, "0::/job\n")
+    machine.write(f"{CGROUPS}/job/cpu.max", "150000 100000\n")
+    machine.write(f"{CGROUPS}/cpu.max", "max 100000\n")
+    assert cpu_quotas(machine.host) == [1.5]
+
+
 # CPU
 
 
@@ -158,80 +277,10 @@ def test_other_cpu_time_is_that_of_our_cores_minus_our_own(machine: Machine) -> 
     machine.work(0, user=200, steal=200)  # not one of our cores
     # 1.5 s busy, 0.5 s ours, 0.4 s stolen, in 2 s
     assert sampler.sample() == pytest.approx((50.0, 25.0, 20.0))
-
-
-CPUACCT = "31 1 0:31 / /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct\n"
-
-
-def other_percent(machine: Machine, write: Callable[[int, int], None]) -> float:
-    """Returns the percent of others in 2 s; `write` writes nanoseconds of cores 1 and 2."""
-    write(10**9, 5 * 10**9)
-    sampler = machine.sampler("cpu_other_percent")
-    machine.seconds += 2.0
-    machine.own += 0.5
-    write(10**9 + 400_000_000, 6 * 10**9 + 123_456)
-    return sampler.sample()[0]
-
-
-def test_the_root_cgroup_counts_in_nanoseconds(machine: Machine) -> None:
-    machine.groups(CPUACCT, "5:cpuacct:/\n")
-    machine.write("sys/fs/cgroup/cpuacct/release_agent", "")
-    path = "sys/fs/cgroup/cpuacct/cpuacct.usage_percpu"
-    percent = other_percent(machine, lambda a, b: machine.write(path, f"77 {a} {b} 99\n"))
-    assert percent == pytest.approx(45.0061728, rel=1e-12)
-
-
-def test_the_scheduler_counts_in_nanoseconds(machine: Machine) -> None:
-    def write(a: int, b: int) -> None:
-        rows = "".join(
-            f"cpu{core} 0 0 0 0 0 0 {nanoseconds} 123 45\ndomain0 ff 1 2 3\n"
-            for core, nanoseconds in enumerate((7, a, b))
-        )
-        machine.write("proc/schedstat", f"version 15\ntimestamp 4295\n{rows}")
-
-    assert other_percent(machine, write) == pytest.approx(45.0061728, rel=1e-12)
-
-
-def test_the_usage_of_a_container_is_not_that_of_the_machine(machine: Machine) -> None:
-    machine.groups(CPUACCT, "5:cpuacct:/\n")  # no release_agent: not the root
-    path = "sys/fs/cgroup/cpuacct/cpuacct.usage_percpu"
-    assert other_percent(machine, lambda a, b: machine.write(path, f"0 {a} {b}\n")) == 0.0
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_others_in_our_cgroup(machine: Machine, version: int) -> None:
-    def use(microseconds: int) -> None:
-        if version == 1:
-            machine.write("sys/fs/cgroup/cpuacct/job/cpuacct.usage", f"{microseconds}000\n")
-        else:
-            machine.write("sys/fs/cgroup/job/cpu.stat", f"usage_usec {microseconds}\nuser_usec 9\n")
-
-    machine.groups(*((CPUACCT, "5:cpuacct:/job\n") if version == 1 else (V2, "0::/job\n")))
-    machine.write("sys/fs/cgroup/job/cgroup.type", "domain\n")
-    use(1_000_000)
-    sampler = machine.sampler("cgroup_other_percent")
-    machine.seconds += 2.0
-    machine.own += 0.25
-    use(1_750_000)
-    assert sampler.sample() == (pytest.approx(25.0),)
-
-
-def test_the_root_cgroup_is_not_ours(machine: Machine) -> None:
-    machine.groups(V2, "0::/\n")  # of the machine: no cgroup.type
-    machine.write("sys/fs/cgroup/cpu.stat", "usage_usec 5\n")
-    machine.write("sys/fs/cgroup/cgroup.procs", "1\n")
-    sampler = machine.sampler("cgroup_other_percent")
-    machine.seconds += 2.0
-    machine.write("sys/fs/cgroup/cpu.stat", "usage_usec 1000005\n")
-    assert sampler.sample() == (0.0,)
-
-
-def test_cpu_time_is_bounded_by_our_cores(machine: Machine) -> None:
-    sampler = machine.sampler("cpu_other_percent", "cpu_own_percent", "steal_percent")
     machine.seconds += 1.0
     machine.own += 7.0
     machine.work(1, user=5000, steal=5000)
-    assert sampler.sample() == (200.0, 200.0, 200.0)
+    assert sampler.sample() == (200.0, 200.0, 200.0), "at most all of our cores"
 
 
 def test_rates_are_means_over_the_freshest_window(machine: Machine) -> None:
@@ -244,18 +293,12 @@ def test_rates_are_means_over_the_freshest_window(machine: Machine) -> None:
         assert sampler.sample() == (pytest.approx(expected),)
 
 
-def test_the_background_reads_the_start_of_a_window(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_background_reads_the_start_of_a_window(machine: Machine) -> None:
     """A neighbour that starts in the last 0.2 s of a step of 3 s: the mean would be 6 %."""
-    monkeypatch.setattr(polling, "PERIOD_SECONDS", 0.005)
     with machine.sampler("cpu_other_percent") as sampler:
-        counted = sampler._sources[0]
+        [counted] = sampler._polling._background
         machine.seconds += 2.8
-        deadline = time.monotonic() + 60
-        while counted._read_at < machine.seconds and time.monotonic() < deadline:
-            time.sleep(0.005)
-        monkeypatch.setattr(polling, "PERIOD_SECONDS", 3600.0)
+        counted.refresh()
         machine.work(1, user=20)
         machine.seconds += 0.2
         assert sampler.sample() == (pytest.approx(100),)
@@ -274,20 +317,13 @@ def test_a_counter_that_restarts_keeps_the_value(machine: Machine) -> None:
     assert sampler.sample() == pytest.approx((10.0, 10.0))
 
 
-def test_cores_are_found_beside_those_that_are_offline(machine: Machine) -> None:
+def test_cores_that_are_or_go_offline(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     del machine.ticks[0]
     machine.write("proc/stat", "cpu  9 9 9\ncpu1 1 1 1\ncpu2 1 1 1\ncpu3 1 1 1\nintr 7\n")
     sampler = machine.sampler("cpu_other_percent")
     machine.seconds += 1.0
     machine.work(1, user=50)
     machine.work(3, user=90)  # not ours
-    assert sampler.sample() == (50.0,)
-
-
-def test_a_core_that_goes_offline(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
-    sampler = machine.sampler("cpu_other_percent")
-    machine.seconds += 1.0
-    machine.work(1, user=50)
     assert sampler.sample() == (50.0,)
     del machine.ticks[1]
     for _ in range(3):
@@ -315,27 +351,25 @@ def test_threads_of_ours_on_other_cores_do_not_hide_others() -> None:
     assert others.seconds(2.0, 50.0) == pytest.approx(0.98)  # less two ticks
 
 
-# Context switches, runnable tasks, pressure
+# Context switches, runnable tasks
 
 
 def test_switches_are_per_second(machine: Machine) -> None:
     machine.switches = 1000
     sampler = machine.sampler("involuntary_switches_per_second")
-    for switches, seconds, expected in ((7, 0.25, 28), (0, 0.5, 0), (10**9, 0.5, 10**6)):
+    for switches, seconds, expected in (
+        (7, 0.25, 28),
+        (0, 0.5, 0),
+        (10**9, 0.5, 10**6),  # at most
+        (10, 1.0, 10),
+        (5, 0.0, 10),  # no time has passed
+        (5, 1.0, 10),
+        (8, -5.0, 10),
+        (6, 2.0, 3),
+    ):
         machine.switches += switches
         machine.seconds += seconds
         assert sampler.sample() == (expected,)
-
-
-def test_empty_and_negative_intervals_keep_the_value(machine: Machine) -> None:
-    sampler = machine.sampler("involuntary_switches_per_second")
-    for switches, seconds, expected in ((10, 1.0, 10), (5, 0.0, 10), (5, 1.0, 10), (8, -5.0, 10)):
-        machine.switches += switches
-        machine.seconds += seconds
-        assert sampler.sample() == (expected,)
-    machine.seconds += 2.0
-    machine.switches += 6
-    assert sampler.sample() == (3,)
 
 
 def test_runnable_is_the_current_value(machine: Machine) -> None:
@@ -343,30 +377,6 @@ def test_runnable_is_the_current_value(machine: Machine) -> None:
     for runnable in (3, 1, 250):
         machine.loadavg(runnable)
         assert sampler.sample() == (runnable,)
-
-
-def test_pressure_of_the_machine_or_our_cgroup(machine: Machine) -> None:
-    text = "some avg10=9.99 avg60=0.0 avg300=0.0 total={}\nfull avg10=0 avg60=0 avg300=0 total=7\n"
-    machine.write("proc/pressure/cpu", text.format(1_000_000))
-    of_machine = machine.sampler("cpu_pressure_percent")
-    machine.groups(V2, "0::/job\n")
-    machine.write("sys/fs/cgroup/job/cpu.pressure", text.format(5_000_000))
-    of_group = machine.sampler("cpu_pressure_percent")
-    machine.seconds += 2.0
-    machine.write("proc/pressure/cpu", text.format(1_500_000))
-    machine.write("sys/fs/cgroup/job/cpu.pressure", text.format(6_000_000))
-    assert of_machine.sample() == (25.0,)
-    assert of_group.sample() == (50.0,)
-
-
-def test_pressure_where_the_path_of_our_cgroup_is_not_visible(machine: Machine) -> None:
-    # A bind mount without a namespace: the mount is our cgroup.
-    machine.groups(V2, "0::/docker/a1\n")
-    machine.write("sys/fs/cgroup/cpu.pressure", "some avg10=0 total=0\n")
-    sampler = machine.sampler("cpu_pressure_percent")
-    machine.seconds += 1.0
-    machine.write("sys/fs/cgroup/cpu.pressure", "some avg10=0 total=250000\n")
-    assert sampler.sample() == (25.0,)
 
 
 # Memory
@@ -384,97 +394,27 @@ def test_memory_of_the_machine(machine: Machine) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_memory_under_the_lowest_limit(machine: Machine, version: int) -> None:
-    machine.memory(total=10_000, available=9000)
     if version == 2:
         machine.groups(V2, "0::/pod/job\n")
-        mount, limit, used, cache = "", "memory.max", "memory.current", "inactive_file"
+        folder, limit, used, cache = CGROUPS, "memory.max", "memory.current", "inactive_file"
         unlimited = "max"
     else:
         machine.groups(V1, "7:memory:/pod/job\n4:cpu,cpuacct:/\n0::/\n")
-        mount, unlimited, cache = "memory/", str(2**63 - 4096), "total_inactive_file"
+        folder, unlimited, cache = f"{CGROUPS}/memory", str(2**63 - 4096), "total_inactive_file"
         limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
     for group, limit_bytes, bytes_used in (
-        ("pod", 512_000, 400_000),
-        ("pod/job", 900_000, 100_000),
+        ("/pod", 512_000, 400_000),
+        ("/pod/job", 900_000, 100_000),
         ("", unlimited, 1),
     ):
-        directory = f"sys/fs/cgroup/{mount}{group}"
-        machine.write(f"{directory}/{limit}", f"{limit_bytes}\n")
-        machine.write(f"{directory}/{used}", f"{bytes_used}\n")
-        machine.write(f"{directory}/memory.stat", f"inactive_file 1\nanon 5\n{cache} 16000\n")
-    if version == 2:
-        machine.write("sys/fs/cgroup/pod/memory.stat", "anon 5\ninactive_file 16000\nfile 3\n")
+        machine.write(f"{folder}{group}/{limit}", f"{limit_bytes}\n")
+        machine.write(f"{folder}{group}/{used}", f"{bytes_used}\n")
+        machine.write(f"{folder}{group}/memory.stat", f"anon 5\n{cache} 16000\nfile 3\n")
     sampler = machine.sampler("memory_percent", "memory_own_percent")
     assert sampler.sample() == pytest.approx((75.0, 100 * 25 * 4096 / 512_000))
-
-
-def test_the_larger_percentage_of_machine_and_cgroup(machine: Machine) -> None:
-    machine.groups(V2, "0::/job\n")
-    machine.write("sys/fs/cgroup/job/memory.max", "512000")
-    machine.write("sys/fs/cgroup/job/memory.current", "51200")
-    machine.write("sys/fs/cgroup/job/memory.stat", "inactive_file 0\n")
-    assert machine.sampler("memory_percent").sample() == pytest.approx((25.0,))
-
-
-# Throttling
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_throttling_of_our_cgroup_and_its_ancestors(machine: Machine, version: int) -> None:
-    if version == 2:
-        machine.groups(V2, "0::/pod/job\n")
-        mount, line = "", "usage_usec 9\nnr_periods 7\nnr_throttled {}\nthrottled_usec {}\n"
-    else:
-        machine.groups(V1, "7:memory:/elsewhere\n4:cpu,cpuacct:/pod/job\n0::/\n")
-        mount, line = "cpu,cpuacct/", "nr_periods 7\nnr_throttled {}\nthrottled_time {}000\n"
-    directory = f"sys/fs/cgroup/{mount}pod"
-    machine.write(f"{directory}/job/cpu.stat", line.format(4, 900_000))
-    machine.write(f"{directory}/cpu.stat", line.format(1, 100_000))
-    machine.write(f"{directory}/other/cpu.stat", line.format(1, 100_000))
-    sampler = machine.sampler("throttled_percent", "throttled_periods_per_second")
-    machine.seconds += 2.0
-    machine.write(f"{directory}/job/cpu.stat", line.format(10, 1_300_000))
-    machine.write(f"{directory}/cpu.stat", line.format(3, 200_000))
-    machine.write(f"{directory}/other/cpu.stat", line.format(100, 9_000_000))
-    assert sampler.sample() == pytest.approx((25.0, 4.0))
-
-
-@pytest.mark.parametrize(
-    ("mounts", "memberships", "directory"),
-    [
-        (V2, "0::/../../other\n", "sys/fs/cgroup"),  # a namespace shows only its own root
-        (V2.replace(" / /sys", " /docker/a1 /sys"), "0::/docker/a1/job\n", "sys/fs/cgroup/job"),
-        (V2.replace(" / /sys", " /docker/a1 /sys"), "0::/docker/a1\n", "sys/fs/cgroup"),
-        (V2.replace("/sys/fs/cgroup", "/a\\040b"), "0::/x y:z\n", "a b/x y:z"),
-    ],
-)
-def test_where_a_container_sees_its_cgroup(
-    machine: Machine, mounts: str, memberships: str, directory: str
-) -> None:
-    machine.groups(mounts, memberships)
-    machine.write(f"{directory}/cpu.stat", "nr_throttled 3\nthrottled_usec 0\n")
-    sampler = machine.sampler("throttled_periods_per_second")
+    machine.memory(total=1000, available=100)
     machine.seconds += 1.0
-    machine.write(f"{directory}/cpu.stat", "nr_throttled 5\nthrottled_usec 0\n")
-    assert sampler.sample() == (2.0,)
-
-
-def test_the_hierarchies_that_may_have_a_controller(machine: Machine) -> None:
-    for folder in ("cpu,cpuacct/job", "unified"):
-        machine.write(f"sys/fs/cgroup/{folder}/cgroup.procs", "")
-    machine.groups(V1, "7:memory:/other\n4:cpu,cpuacct:/job\n0::/outside/the/mount\n")
-    found = hierarchies(machine.host, "cpu")
-    mounts = PurePosixPath("/sys/fs/cgroup/cpu,cpuacct"), PurePosixPath("/sys/fs/cgroup/unified")
-    assert found == [[(1, mounts[0] / "job"), (1, mounts[0])], [(2, mounts[1])]]
-    assert cpu_quotas(machine.host) == []
-    for folder, quota in (("cpu,cpuacct/job", -1), ("cpu,cpuacct", 25_000)):
-        machine.write(f"sys/fs/cgroup/{folder}/cpu.cfs_quota_us", f"{quota}\n")
-        machine.write(f"sys/fs/cgroup/{folder}/cpu.cfs_period_us", "50000\n")
-    assert cpu_quotas(machine.host) == [0.5]
-    machine.groups(V2, "0::/job\n")
-    machine.write("sys/fs/cgroup/job/cpu.max", "150000 100000\n")
-    machine.write("sys/fs/cgroup/cpu.max", "max 100000\n")
-    assert cpu_quotas(machine.host) == [1.5]
+    assert sampler.sample()[0] == pytest.approx(90.0), "the larger one, of machine and cgroup"
 
 
 # Failures
@@ -514,9 +454,8 @@ def test_a_machine_without_sources(
 
     monkeypatch.setattr(psutil, "getloadavg", unknown)
     unknowns = dict.fromkeys(("memory", "resident", "core_times"), unknown)
-    host = Host(root=tmp_path, environ={}, **unknowns)
+    host = Host(root=tmp_path, environ={}, clock=itertools.count().__next__, **unknowns)
     with ResourceSampler(tuple(DESCRIPTIONS), host=host) as sampler:
-        time.sleep(0.01)
         values = dict(zip(sampler.names, sampler.sample(), strict=True))
     readable = {"involuntary_switches_per_second"}
     assert {name for name, value in values.items() if value} <= readable
@@ -550,17 +489,15 @@ def test_values_are_finite_and_bounded(readings: list[tuple[float, float, float]
 # Other platforms
 
 
-def test_psutil_where_there_is_no_proc(machine: Machine, tmp_path: Path) -> None:
-    host = Host(root=tmp_path / "none", environ={"CUDA_VISIBLE_DEVICES": "-1"})
+def test_psutil_where_there_is_no_proc(tmp_path: Path) -> None:
+    seconds = itertools.count().__next__  # each look at the clock takes a second
+    host = Host(root=tmp_path / "none", environ={"CUDA_VISIBLE_DEVICES": "-1"}, clock=seconds)
     with ResourceSampler(tuple(DESCRIPTIONS), host=host) as sampler:
-        end = time.process_time() + 0.1
-        while time.process_time() < end:
-            pass
         values = dict(zip(sampler.names, sampler.sample(), strict=True))
     resident = 100 * psutil.Process().memory_info().rss / psutil.virtual_memory().total
     assert values["memory_own_percent"] == pytest.approx(resident, rel=0.2)
     assert 0 < values["memory_percent"] < 100
-    assert 0 < values["cpu_own_percent"] <= 100.0 * (os.cpu_count() or 1)
+    assert values["cpu_own_percent"] > 0
     assert values["throttled_percent"] == 0.0
     times = namedtuple("times", "user nice system idle")  # as on macOS
     macos = replace(host, core_times=lambda: [times(1, 2, 3, 4)], cores=frozenset({0}))
@@ -641,12 +578,14 @@ def test_the_version_of_the_driver_is_empty_where_it_is_unknown(
     [(None, 0, 0), (None, 2, 2), ("3,1", 0, 3), ("3, 1", 1, 1), ("GPU-2", 0, 2), ("0,MIG-1", 1, 1)],
 )
 def test_the_gpu_is_the_one_that_cuda_uses(
-    nvml: Callable[..., FakeNvml], visible: str | None, index: int, device: int
+    nvml: Callable[..., FakeNvml], machine: Machine, visible: str | None, index: int, device: int
 ) -> None:
     nvml(4)
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    with ResourceSampler(DEFAULT_GPU_NAMES, gpu=index, host=Host(environ=environ)) as sampler:
-        assert sampler.sample() == (10.0 * device, 100 * (50 + device) / 200)
+    host = replace(machine.host, environ=environ)
+    with ResourceSampler(gpu=index, host=host) as sampler:
+        assert sampler.names[-2:] == DEFAULT_GPU_NAMES
+        assert sampler.sample()[-2:] == (10.0 * device, 100 * (50 + device) / 200)
 
 
 @pytest.mark.parametrize(
@@ -656,44 +595,38 @@ def test_no_gpu_is_no_error(
     nvml: Callable[..., FakeNvml], machine: Machine, devices: int, visible: str
 ) -> None:
     nvml(devices)
-    host = Host(environ={"CUDA_VISIBLE_DEVICES": visible})
+    host = replace(machine.host, environ={"CUDA_VISIBLE_DEVICES": visible})
     with ResourceSampler(DEFAULT_GPU_NAMES, host=host) as sampler:
         assert sampler.sample() == (0.0, 0.0)
     with ResourceSampler(host=host) as sampler:
         assert not {*DEFAULT_GPU_NAMES} & {*sampler.names}
 
 
-def test_a_gpu_adds_to_the_default(nvml: Callable[..., FakeNvml]) -> None:
-    nvml(2)
-    with ResourceSampler(host=Host(environ={"CUDA_VISIBLE_DEVICES": "1"})) as sampler:
-        assert sampler.names[-2:] == DEFAULT_GPU_NAMES
-        assert sampler.sample()[-2:] == (10.0, 25.5)
-
-
-def test_a_mig_instance_has_memory_only(nvml: Callable[..., FakeNvml]) -> None:
+def test_a_mig_instance_has_memory_only(nvml: Callable[..., FakeNvml], machine: Machine) -> None:
     nvml(1, mig=True)
-    with ResourceSampler(DEFAULT_GPU_NAMES, host=Host(environ={})) as sampler:
+    with machine.sampler(*DEFAULT_GPU_NAMES) as sampler:
         assert sampler.sample() == (0.0, 25.0)
 
 
-def test_a_driver_that_hangs_does_not_block_a_sample(nvml: Callable[..., FakeNvml]) -> None:
+def test_a_driver_that_hangs_does_not_block_a_sample(
+    nvml: Callable[..., FakeNvml], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = nvml(1)
-    asked = threading.Event()
+    asked, released = threading.Event(), threading.Event()
+
+    def hang(_: int) -> SimpleNamespace:
+        asked.set()
+        assert released.wait(HANG_SECONDS)
+        return SimpleNamespace(total=2, used=1)
+
+    monkeypatch.setattr(polling, "PERIOD_SECONDS", 0.005)
     with ResourceSampler(("gpu_percent",), host=Host(environ={})) as sampler:
-        released = threading.Event()
-        fake.nvmlDeviceGetMemoryInfo = lambda _: (  # type: ignore[method-assign]
-            asked.set(),
-            released.wait(60),
-            SimpleNamespace(total=2, used=1),
-        )[2]
-        assert asked.wait(60)
+        fake.nvmlDeviceGetMemoryInfo = hang  # type: ignore[method-assign]
+        assert asked.wait(HANG_SECONDS)
         fake.use[0] = 70
         assert sampler.sample() == (0.0,), "the driver has not answered yet"
         released.set()
-        deadline = time.monotonic() + 60
-        while sampler.sample() != (70.0,) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert sampler.sample() == (70.0,)
+        until(lambda: sampler.sample() == (70.0,))
     assert polling_threads() == 0, "no thread reads the driver after close"
 
 
@@ -711,7 +644,10 @@ def polled(machine: Machine, microseconds: int, may_block: bool = False) -> poll
     return polling.PolledSource(source, machine.host, ())
 
 
-def test_the_slowest_go_to_the_background(machine: Machine) -> None:
+def test_the_slowest_go_to_the_background(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "BUDGET_SECONDS", 100e-6)
     sources = [polled(machine, microseconds) for microseconds in (50, 1000, 20, 29, 2)]
     foreground, background = polling.split(sources)
     assert [round(source.read_seconds * 1e6) for source in foreground] == [2, 20, 29]
@@ -729,19 +665,12 @@ def polling_threads() -> int:
 
 def test_the_background_keeps_reading(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polling, "BUDGET_SECONDS", -1.0)
-    monkeypatch.setattr(polling, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(polling, "PERIOD_SECONDS", 0.005)
     with machine.sampler("runnable") as sampler:
         machine.loadavg(77)
-        deadline = time.monotonic() + 60
-        while sampler.sample() != (77,) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert sampler.sample() == (77,)
+        until(lambda: sampler.sample() == (77,))
         assert polling_threads() == 1
     assert polling_threads() == 0
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_after_close_the_last_sample_stays(
@@ -758,19 +687,15 @@ def test_after_close_the_last_sample_stays(
 
 
 @linux
-def test_files_are_closed_and_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "BUDGET_SECONDS", 30e-6)  # sources on both threads
-    before, threads = open_files(), threading.active_count()
+def test_files_are_closed_and_threads_end(machine: Machine) -> None:
     for _ in range(5):
-        with ResourceSampler(tuple(DESCRIPTIONS)) as sampler:
+        with machine.sampler(*DESCRIPTIONS) as sampler:
             sampler.sample()
-            assert open_files() > before
-        sampler.close()
-        last = sampler.sample()
-        assert sampler.sample() == last, "samples do not change after close"
-    for _ in range(5):
-        ResourceSampler(tuple(DESCRIPTIONS)).sample()  # dropped without close
-    assert (open_files(), threading.active_count()) == (before, threads)
+            assert machine.open_files() > 0
+            assert polling_threads() == 1
+        assert (machine.open_files(), polling_threads()) == (0, 0)
+        machine.sampler(*DESCRIPTIONS).sample()  # dropped without close
+        assert (machine.open_files(), polling_threads()) == (0, 0)
 
 
 def test_many_threads_may_sample(machine: Machine) -> None:
@@ -788,177 +713,87 @@ def test_many_threads_may_sample(machine: Machine) -> None:
 
 
 FORK = """
-import os, sys, time
+import os
 from lbbsp_core import ResourceSampler
-from lbbsp_core.resources import polling, sources
-polling.BUDGET_SECONDS = float(sys.argv[1])
-sources.MEMORY_SECONDS = 0.05
-ballast = bytearray(b"x") * 200_000_000
-sampler = ResourceSampler(("memory_own_percent", "cpu_own_percent"))
-parent = sampler.sample()[0]
+from lbbsp_core.resources import polling
+polling.BUDGET_SECONDS = 0.0  # by the thread alone, which a child does not have
+sampler = ResourceSampler(("cpu_own_percent", "runnable"))
 child = os.fork()
 if not child:
-    del ballast
     files = len(os.listdir("/proc/self/fd"))
-    sampler.sample()
+    while not sampler.sample()[0]: pass
     assert len(os.listdir("/proc/self/fd")) == files, "the parent's files are closed"
-    memory, cpu, end = parent, 0.0, time.monotonic() + 60
-    while (memory >= parent / 2 or cpu == 0) and time.monotonic() < end:
-        memory, cpu = sampler.sample()
-    sampler.close()
-    os._exit(0 if 0 < memory < parent / 2 and cpu > 0 else 1)
+    os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-sampler.close()
 """
 
 
 @pytest.mark.slow
 @linux
-@pytest.mark.parametrize("budget", ["1", "0"])
-def test_a_forked_child_opens_its_own_sources(budget: str) -> None:
-    subprocess.run([sys.executable, "-c", FORK, budget], check=True, timeout=120)
+def test_a_forked_child_opens_its_own_sources() -> None:
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=HANG_SECONDS)
 
 
 # The real machine, which may be busy with other work
 
-
-def measured(check: Callable[[], None]) -> Callable[[], None]:
-    """Repeats a test that depends on the load of the machine: one of five attempts must pass."""
-
-    @functools.wraps(check)
-    def attempts() -> None:
-        for _ in range(4):
-            with contextlib.suppress(AssertionError):
-                return check()
-        return check()
-
-    return attempts
-
-
 BURN = """
 import os, sys, time
 os.sched_setaffinity(0, {int(sys.argv[1])})
-print("ready", flush=True)
-while sys.stdin.readline():
-    start, end = time.process_time(), time.process_time() + float(sys.argv[2])
-    while time.process_time() < end: pass
-    print(time.process_time() - start, flush=True)
-"""
-
-WATCH = """
-import os, subprocess, sys, time
-from lbbsp_core import ResourceSampler
-core = min(os.sched_getaffinity(0))
-os.sched_setaffinity(0, {core})
-burner = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(core), "0.6"], text=True,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-def burn():
-    burner.stdin.write("go\\n"); burner.stdin.flush()
-    return float(burner.stdout.readline())
-def busy():
-    line = next(l for l in open("/proc/stat") if l.startswith(f"cpu{core} ")).split()
-    return sum(int(line[k]) for k in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
-burner.stdout.readline()
-with ResourceSampler(("cpu_other_percent", "involuntary_switches_per_second")) as sampler:
-    for burned in (0.0, None):
-        sampler.sample()
-        start, own, all_before = time.perf_counter(), time.process_time(), busy()
-        if burned is None:
-            burned = burn()
-        else:
-            time.sleep(0.5)
-        own, all_after = time.process_time() - own, busy()
-        percent, switches = sampler.sample()
-        seconds = time.perf_counter() - start
-        print(percent * seconds / 100, burned, all_after - all_before - own, seconds)
-burner.stdin.close(); burner.wait()
+while time.process_time() < 0.3: pass
+print(time.process_time())
 """
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @linux
-@measured
-def test_a_neighbour_on_our_core_is_seen() -> None:
-    """Compares the sampled seconds of others with the burner's and with those of the core."""
-    command = [sys.executable, "-c", WATCH, BURN]
-    out = subprocess.run(command, check=True, timeout=200, capture_output=True, text=True).stdout
-    (idle, _, idle_busy, _), (seen, burned, busy, seconds) = (
-        tuple(map(float, line.split())) for line in out.splitlines()
+def test_the_kernel_counts_us_and_our_neighbours() -> None:
+    """Whatever else runs on our core adds to the neighbour; ticks are a sample of its time."""
+    core, seconds, own = min(os.sched_getaffinity(0)), 0.0, []
+
+    def process_seconds() -> float:
+        own.append(time.process_time())
+        return own[-1]
+
+    host = Host(
+        cores=frozenset({core}), clock=lambda: seconds, process_seconds=process_seconds, environ={}
     )
-    assert burned == pytest.approx(0.6, rel=0.2)
-    assert idle == pytest.approx(idle_busy, abs=0.06)
-    assert 0.8 * burned <= seen <= seconds
-    assert seen == pytest.approx(busy, rel=0.2)
+    names = "cpu_other_percent", "cpu_own_percent", "memory_own_percent", "runnable"
+    with ResourceSampler(names, host=host) as sampler:
+        burn = [sys.executable, "-c", BURN, str(core)]
+        burned = float(subprocess.check_output(burn, timeout=HANG_SECONDS))
+        seconds = 10.0
+        other_percent, own_percent, own_memory, runnable = sampler.sample()
+    assert other_percent * seconds / 100 > burned / 2
+    assert own_percent * seconds / 100 == pytest.approx(own[-1] - own[0])
+    assert own_percent > 0
+    assert 0 < own_memory < 100
+    assert runnable >= 1
 
 
 SPIN = """
-import os, sys, time
+import os, sys
 from lbbsp_core import ResourceSampler
+from lbbsp_core.resources import polling
+polling.BUDGET_SECONDS = float("inf")
 with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
     procs.write(str(os.getpid()))
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the kernel adds up its cores' times
+seen = 0.0, 0.0
 with ResourceSampler(("throttled_percent", "throttled_periods_per_second")) as sampler:
-    start = time.perf_counter()
-    while time.perf_counter() < start + 0.3: pass
-    own, start = time.process_time(), time.perf_counter()
-    sampler.sample()
-    while time.perf_counter() < start + 1.0: pass
-    percent = 100 * (time.process_time() - own) / (time.perf_counter() - start)
-    print(percent, *sampler.sample(), flush=True)
+    while not all(seen):
+        seen = tuple(map(max, seen, sampler.sample()))
     os._exit(0)  # at this quota a regular exit takes a second
 """
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @linux
-@measured
 def test_a_quota_is_seen() -> None:
-    """Spins under a quota of 20 % of a core: the process is throttled in each period.
-
-    The kernel deals a quota out in slices of 5 ms. With a single one per period the thread that
-    reads waits for seconds, and the sampler has no news.
-    """
+    """Spins under a quota of 20 % of a core until the process has been throttled."""
     groups = open_quotas([0.2], period_us=100_000)
     if groups is None:
         pytest.skip("no cgroup can be created on this machine")
     try:
         command = [sys.executable, "-c", SPIN, str(groups.cgroups()[0])]
-        out = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True)
+        subprocess.run(command, check=True, timeout=HANG_SECONDS)
     finally:
         groups.close()
-    own, throttled, periods = map(float, out.stdout.split())
-    assert own == pytest.approx(20.0, abs=4.0)
-    assert 50.0 < throttled < 100.0
-    assert periods == pytest.approx(10.0, abs=2.5)
-
-
-@linux
-def test_own_cpu_time_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "BUDGET_SECONDS", 60.0)  # in the foreground,
-    monkeypatch.setattr(polling, "PERIOD_SECONDS", 3600.0)  # and there alone
-    times: list[float] = []
-    own: list[float] = []
-
-    def recorded(clock: Callable[[], float], readings: list[float]) -> Callable[[], float]:
-        return lambda: readings.append(clock()) or readings[-1]  # type: ignore[func-returns-value]
-
-    host = Host(
-        clock=recorded(time.perf_counter, times), process_seconds=recorded(time.process_time, own)
-    )
-    with ResourceSampler(("cpu_own_percent",), host=host) as sampler:
-        end = time.perf_counter() + 0.12
-        while time.perf_counter() < end:
-            pass
-        (percent,) = sampler.sample()
-    assert percent == pytest.approx(100 * (own[-1] - own[0]) / (times[-1] - times[0]))
-
-
-@linux
-def test_levels_of_this_machine() -> None:
-    with ResourceSampler(("memory_own_percent", "memory_percent", "runnable")) as sampler:
-        own_memory, memory, runnable = sampler.sample()
-    assert 0 < own_memory < 100
-    assert 0 < memory <= 100
-    assert runnable >= 1
