@@ -318,23 +318,3 @@ def test_own_schemes_on_the_command_line(tmp_path: Path, monkeypatch: pytest.Mon
     ]
     assert len({row["total_seconds"] for row in rows}) == 6
     assert all(row["efficiency"] > 0 for row in rows)
-
-
-def test_unknown_schemes_on_the_command_line(tmp_path: Path) -> None:
-    pytest.importorskip("typer")
-    pytest.importorskip("rich")
-    from typer.testing import CliRunner
-
-    from lbbsp_core.cli.app import application
-
-    for arguments, message in (
-        (["--policies", "nowhere_at_all:Mine"], "no module of that name to import"),
-        (["--policies", "lbbsp:gain=1"], "did you mean 'min_gain'"),
-        (["--sync", "ssp"], "write ssp:STALENESS"),
-    ):
-        result = CliRunner().invoke(
-            application(), ["simulate", "--scenario", "markov", "--steps", "5", *arguments]
-        )
-        assert result.exit_code == 2
-        assert message in result.output
-        assert "Traceback" not in result.output

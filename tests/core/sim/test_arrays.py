@@ -166,28 +166,7 @@ def test_a_thousand_workers_reach_the_balance_of_a_steady_cluster() -> None:
     assert (line.sizes.sum(axis=1) == 64_000).all()
 
 
-def test_progress_is_called_after_every_step() -> None:
-    cluster, steps = synthetic_cluster(cores([1, 2]), 5), []
-    run_bsp(cluster, SimConfig(12), Even(), progress=steps.append)
-    assert steps == [1] * 5
-
-
 @pytest.mark.parametrize("limits", [Limits(0, 9), [Limits()] * 3])
 def test_options_that_balancers_refuse_are_refused(limits: Any) -> None:
     with pytest.raises(ValueError, match=r"minimum must be >= 1|limits must be one for each"):
         run_bsp(synthetic_cluster(cores([1, 2]), 5), SimConfig(12, limits=limits), Even())
-
-
-def test_the_closed_form_of_bsp_and_the_bound() -> None:
-    """BSP takes the sum of maxima; the oracle's plan reaches the lower bound of all plans."""
-    random = np.random.default_rng(0)
-    for seed in range(20):
-        curves = cores(random.uniform(1, 4, 5).tolist(), 10.0)
-        cluster = synthetic_cluster(curves, 10, noise=Lognormal(0.5), seed=seed)
-        speeds = np.array([1 / cluster.seconds(k, np.ones(5, np.int64)) for k in range(10)])
-        bsp = run_bsp(cluster, SimConfig(50_000), Even())
-        assert bsp.total_seconds == pytest.approx((10_000 / speeds.min(axis=1)).sum())
-        best = run_oracle(cluster, SimConfig(50_000))
-        bound = 50_000 / speeds.sum(axis=1)
-        assert (best.wall_seconds >= bound * (1 - 1e-12)).all()
-        assert best.wall_seconds == pytest.approx(bound, rel=1e-3)

@@ -33,6 +33,7 @@ from lbbsp_core.sim import (
     Change,
     Lognormal,
     Markov,
+    ParameterServer,
     Preemption,
     SimConfig,
     cores,
@@ -64,11 +65,19 @@ def test_a_push_and_pull_is_paid_by_each() -> None:
 
 
 @pytest.mark.parametrize(
+    "communication",
+    [
+        {"communication_seconds": 0.25},
+        {"links": ParameterServer(2.0, 4.0, 0.01, servers=2).alone()},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+@pytest.mark.parametrize(
     "policy", [Even(), FixedShares((1, 1, 2, 4)), LoadBalanced(), ProportionalControl()]
 )
-def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
+def test_bsp_on_events_is_bsp_in_step(policy: Any, communication: dict[str, Any]) -> None:
     cluster = synthetic_cluster(UNEQUAL, 80, noise=NOISE)
-    config = SimConfig(97, communication_seconds=0.25)
+    config = SimConfig(97, **communication)
     events = run_async(cluster, config, BSP(), policy, Ema(0.5))
     in_step = run_bsp(cluster, config, policy, Ema(0.5))
     assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-9)
@@ -76,25 +85,6 @@ def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
     assert events.schedule.updates == 80
     assert events.waiting_share == pytest.approx(in_step.waiting_share)
     assert events.waiting_share > 0
-
-
-def test_ssp_0_is_bsp_and_ssp_inf_is_asp_and_elastic_1_is_bsp() -> None:
-    cluster = synthetic_cluster(UNEQUAL, 50, noise=NOISE)
-
-    def total(sync: Synchroniser) -> float:
-        return run_async(cluster, SimConfig(64), sync).total_seconds
-
-    assert total(SSP(0)) == total(ElasticBSP(1)) == total(BSP())
-    assert total(SSP(math.inf)) == total(ASP())
-    assert total(ASP()) < total(SSP(3)) < total(BSP())
-
-
-def test_the_lead_keeps_its_bound_with_changing_batches() -> None:
-    cluster = synthetic_cluster(UNEQUAL, 60, noise=NOISE)
-    run = run_async(cluster, SimConfig(64), SSP(2), LoadBalanced(), LastValue()).schedule
-    for start, iteration in zip(run.start, run.iteration, strict=True):
-        pushed = [int((run.push[run.worker == w] <= start).sum()) for w in range(4)]
-        assert iteration - min(pushed) <= 2
 
 
 @pytest.mark.parametrize(

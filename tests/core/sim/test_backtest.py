@@ -11,18 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import typer
-from tables import simulate
 from typer.testing import CliRunner
 
 from lbbsp_core import Ema, LastValue, Measurement, Narx, Proportional, allocate
 from lbbsp_core.cli.evaluate import evaluate as command
+from lbbsp_core.registry import PREDICTORS
 from lbbsp_core.sim import Series, Trace, TraceError, read_trace, write_trace
 from lbbsp_core.sim.backtest import DEFAULT, contenders, evaluate
 
 TRACES = Path(__file__).parents[3] / "traces"
-NAMES = [
-    "last", "ema0.2", "ema0.5", "arima", "rnn", "lstm", "narx", "narx-without-drivers", "mixture",
-]  # fmt: skip
 
 
 def trace_of(*speeds: list[float], name: str = "made.csv") -> Trace:
@@ -147,16 +144,6 @@ def test_plans_of_a_step_follow_from_its_forecasts(horizon: int, missing: tuple[
     assert not result.notes
 
 
-def test_efficiency_is_near_that_of_a_simulation() -> None:
-    trace = uneven(100)
-    rows = simulate([trace], policies=["lbbsp"], predictors=["last", "ema0.2"], lag=2)
-    predictors = {"last": LastValue(), "ema0.2": Ema(0.2)}
-    scores = evaluate([trace], predictors=predictors, horizon=2).scores["made.csv"]
-    for row in rows:
-        assert row.predictor is not None
-        assert scores[row.predictor].efficiency == pytest.approx(row.efficiency, abs=0.02)
-
-
 def test_without_common_steps_there_is_no_efficiency_but_a_note() -> None:
     even, odd = trace_of([10.0] * 40).series[0], trace_of([10.0] * 40).series[0]
     apart = (
@@ -200,14 +187,14 @@ def test_bad_calls_name_the_cure() -> None:
 
 def test_contenders_have_the_names_that_stay() -> None:
     pytest.importorskip("statsmodels")
-    assert list(contenders()) == NAMES
+    assert list(contenders()) == list(PREDICTORS)
     assert contenders(2)["narx"] == Narx(horizon=2)
-    assert DEFAULT in NAMES
+    assert DEFAULT in PREDICTORS
 
 
 def test_without_statsmodels_arima_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert list(contenders()) == [name for name in NAMES if name != "arima"]
+    assert list(contenders()) == [name for name in PREDICTORS if name != "arima"]
 
 
 # The command

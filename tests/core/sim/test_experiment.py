@@ -260,38 +260,6 @@ def test_predictors_know_the_drivers_of_the_next_step_and_learn_with_the_steps_o
     assert {horizon for *_, horizon in second} == {2}
 
 
-# Where it matters
-
-
-def test_prediction_pays_where_a_driver_tells_what_comes() -> None:
-    """Four workers, each slowed to 0.4 in bursts that a driver announces."""
-    random = np.random.default_rng(1)
-    steps = 220
-    busy = np.repeat(random.random((4, steps // 4)) < 0.4, 4, axis=1)
-    speeds = 100 * np.where(busy, 0.4, 1.0) * np.exp(random.normal(0, 0.03, busy.shape))
-    trace = Trace(
-        Path("bursts.csv"),
-        ("others",),
-        tuple(
-            Series(
-                worker,
-                np.arange(steps),
-                tuple(
-                    Measurement(64, 64 / v, (float(b),))
-                    for v, b in zip(speeds[worker], busy[worker], strict=True)
-                ),
-            )
-            for worker in range(4)
-        ),
-    )
-    rows = simulate([trace], policies=["bsp", "dbs", "lbbsp"], predictors=["last", "narx"])
-    bsp, dbs, last, narx = (row.efficiency for row in rows)
-    assert bsp < 0.7
-    assert dbs < 0.75
-    assert last > bsp + 0.1
-    assert narx > last + 0.05
-
-
 # Traces and names
 
 
@@ -477,10 +445,6 @@ def test_simulated_balancers_know_the_curves_of_their_peers() -> None:
     assert (line.sizes.sum(axis=1) == 12).all()
 
 
-def test_even_needs_no_predictor() -> None:
-    assert run_bsp(cluster_of(*SPEEDS), SimConfig(12), Even()).total_seconds == 15
-
-
 # The command
 
 
@@ -521,30 +485,6 @@ def test_command_runs_every_policy_but_that_which_observes_by_default(tmp_path: 
     assert result.exit_code == 0
     assert [row["policy"] for row in rows] == [name for name in POLICIES if name != "observe"]
     assert rows == figures(simulate([trace_of(*SPEEDS, name="t.csv")], predictors=["last"]))["rows"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--policies", "lbsp"], "did you mean 'lbbsp'"),
-        (["--predictors", "emma0.5"], "did you mean 'ema0.5'"),
-        (["--policies", ","], "no policy is named"),
-        (["--global-batch-size", "1"], "global_batch_size must be at least workers * minimum = 2"),
-    ],
-)
-def test_command_ends_with_2_and_the_cure(tmp_path: Path, options: list[str], message: str) -> None:
-    result = run("--trace", write(tmp_path / "t.csv", *SPEEDS), *options)
-    assert result.exit_code == 2
-    assert message in result.output
-    assert "Traceback" not in result.output
-
-
-def test_command_without_or_with_a_bad_trace(tmp_path: Path) -> None:
-    assert run().exit_code == 2
-    assert "name a trace file" in run().output
-    alone = run("--trace", write(tmp_path / "t.csv", SPEEDS[0]))
-    assert alone.exit_code == 2
-    assert "a single worker" in alone.output
 
 
 def test_command_notes_what_is_left_out(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from dataclasses import dataclass, field
@@ -113,55 +112,6 @@ def test_a_range_of_one_staleness_is_ssp(seconds: np.ndarray) -> None:
         assert np.array_equal(one.update, ssp.update)
 
 
-# Leads, from the times alone
-
-
-def leads(run: Schedule, begin: float = -math.inf, end: float = math.inf) -> list[int]:
-    """Returns, for each start in [begin, end), own pushes since begin minus the slowest's."""
-    counted = (run.start >= begin) & (run.start < end)
-    pushes = [np.sort(run.push[counted & (run.worker == rank)]) for rank in np.unique(run.worker)]
-    starts = run.start[counted]
-    before = np.array([np.searchsorted(own, starts, side="right") for own in pushes])
-    own = before[run.worker[counted], np.arange(len(starts))]
-    return (own - before.min(axis=0)).tolist()
-
-
-@given(tables(), st.integers(0, 5))
-def test_ssps_lead_never_exceeds_s(seconds: np.ndarray, staleness: int) -> None:
-    assert max(leads(schedule(SSP(staleness), seconds))) <= staleness
-
-
-@given(tables(), st.integers(0, 3), st.integers(0, 5))
-def test_dssps_lead_never_exceeds_s_u(seconds: np.ndarray, lower: int, more: int) -> None:
-    assert max(leads(schedule(DSSP(lower, lower + more), seconds))) <= lower + more
-
-
-@given(tables(), st.integers(1, 6))
-def test_elastics_lead_between_barriers_stays_below_r(seconds: np.ndarray, lookahead: int) -> None:
-    workers = len(seconds)
-    run = schedule(
-        ElasticBSP(lookahead),
-        lambda w, k: seconds[w, k % seconds.shape[1]],
-        workers=workers,
-        iterations=20,
-    )
-    counts = np.bincount(run.update)
-    barriers = [run.release[run.update == u].min() for u in np.flatnonzero(counts == workers)]
-    if workers == 1:
-        return
-    times = [-math.inf, *barriers]
-    for begin, end in itertools.pairwise(times):
-        own = leads(run, begin, end)
-        assert max(own, default=0) <= lookahead - 1
-
-
-def test_bounds_are_reached() -> None:
-    """Shows that the leads above reach their bounds, so that the tests are not vacuous."""
-    seconds = np.outer([1.0, 9.0], np.ones(40))
-    assert max(leads(schedule(SSP(4), seconds))) == 4
-    assert max(leads(schedule(DSSP(1, 6), seconds))) == 6
-
-
 # DSSP
 
 
@@ -267,21 +217,6 @@ def test_elastic_watches_twice_before_it_predicts() -> None:
         run = schedule(ElasticBSP(3, warmup), seconds, workers=2, iterations=20)
         first = run.iteration[(run.worker == 0) & (run.release == run.push)].min()
         assert first == warmup
-
-
-def test_elastic_beats_bsp_on_unequal_workers() -> None:
-    """Compares the share of time that four workers wait, under BSP and ElasticBSP."""
-    source = np.random.default_rng(1)
-    table = np.array([[1.0], [1.1], [1.6], [2.4]]) * source.uniform(0.95, 1.05, (4, 400))
-    shares = []
-    for synchroniser in (BSP(), ElasticBSP(15)):
-        run = schedule(synchroniser, table[:, :200])
-        until = run.push[run.worker == 0].max()  # then the fastest leaves
-        early = run.push < until
-        waits = (run.release - run.push)[early].sum()
-        shares.append(waits / (4 * until))
-    assert shares[0] > 0.3
-    assert shares[1] < 0.1
 
 
 # Leaving and joining
