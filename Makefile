@@ -28,24 +28,22 @@ demo: $(or $(wildcard $(READY)),$(READY_DEMO))
 
 # Three tests at once keep two cores busy, since many wait for processes. tests/conftest.py says
 # which must follow each other, and which start first.
-SIDE_BY_SIDE := --numprocesses 3 --no-loadscope-reorder
+SIDE_BY_SIDE := --numprocesses 3 --no-loadscope-reorder --durations 10
 
 test: lint
-	$(BIN)/pytest -m "not campaign and not alone" $(SIDE_BY_SIDE)
-	$(BIN)/pytest -m "not campaign and alone"
+	$(BIN)/pytest -m "not campaign" $(SIDE_BY_SIDE)
 
 test-all: test campaigns
 
 campaigns: $(READY)
-	$(BIN)/pytest -m "campaign and not alone" $(SIDE_BY_SIDE)
-	$(BIN)/pytest -m "campaign and alone"
+	$(BIN)/pytest -m campaign $(SIDE_BY_SIDE)
 
 # A release candidate of TensorFlow brings keras-nightly, which overwrites files of keras.
 test-next: $(READY_NEXT)
 	$(NEXT)/bin/python -m pip install --quiet --upgrade --pre tensorflow-cpu
 	$(NEXT)/bin/python -m pip uninstall --quiet --yes keras keras-nightly
 	$(NEXT)/bin/python -m pip install --quiet --pre $(NEXT_KERAS)
-	$(NEXT)/bin/pytest -m "not campaign and not alone" $(SIDE_BY_SIDE) tests/tf tests/parallel
+	$(NEXT)/bin/pytest -m "not campaign" $(SIDE_BY_SIDE) tests/tf tests/parallel
 
 # tests/*.py are checks of the sources themselves, such as imports.
 test-fast: $(READY)
