@@ -43,7 +43,7 @@ def test_a_second_fit_shares_the_samples_of_its_own_data(job):
 
 
 def test_a_claim_that_is_answered_late_ends_sharing_and_loses_no_sample(job):
-    """Worker 0, which counts, is stopped for two seconds."""
+    """Worker 0, which counts, is stopped for a moment."""
     found = job.results(0)
     assert found["stopped"]["moved"] > 0.01
     assert found["stopped"]["difference"] <= 2e-6

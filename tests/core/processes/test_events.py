@@ -31,7 +31,7 @@ def test_without_an_event_the_wait_ends_in_time(events):
     assert time.monotonic() >= until
 
 
-@pytest.mark.parametrize("seconds", [math.inf, 60.0, 1e12])
+@pytest.mark.parametrize("seconds", [math.inf, 1e12])
 def test_an_event_ends_the_wait(events, seconds):
     timer = threading.Timer(0.05, events.put, [FIRST])
     timer.start()
@@ -41,8 +41,8 @@ def test_an_event_ends_the_wait(events, seconds):
 
 @pytest.mark.slow
 def test_a_time_that_passes_before_the_wait_begins_ends_it(events):
-    """The queue of Python 3.10 fails this within a second, if it is asked with a timeout alone."""
-    for k in range(100_000):
+    """Queues before Python 3.13, asked with a timeout alone, fail this in some thousand rounds."""
+    for k in range(40_000):
         events.put(FIRST)
         assert next_event(events, math.inf) == FIRST
         assert next_event(events, time.monotonic() + k % 4 * 1e-6) is None

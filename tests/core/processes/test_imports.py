@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import HANG_SECONDS
 
 import lbbsp_core.processes
 
@@ -43,7 +44,7 @@ def test_the_packages_import_without_posix():
         [sys.executable, "-c", WITHOUT_POSIX],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.stdout == "imported\n", done.stderr

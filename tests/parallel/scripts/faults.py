@@ -1,4 +1,8 @@
-"""Trains; the worker of the given rank meets with the given fault: FAULT RANK OPTION=VALUE..."""
+"""Trains; the worker of the given rank meets with the given fault: FAULT RANK OPTION=VALUE...
+
+The variable FAULT_MARK names a file in which this worker writes its process ID before that. No
+worker counts as lost until then, however slow the machine is.
+"""
 
 import ctypes
 import json
@@ -7,6 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import psutil
 
 fault, victim = sys.argv[1], int(sys.argv[2])
 options = {name: float(value) for name, value in (each.split("=") for each in sys.argv[3:])}
@@ -14,6 +21,7 @@ PHASES = ("at_import", "at_strategy", "at_balancer", "in_evaluation", "after_tra
           "in_part")  # fmt: skip
 where = next((phase for phase in PHASES if fault.endswith(phase)), "in_step")
 what = fault.removesuffix(f"_{where}")
+mark = Path(os.environ["FAULT_MARK"])
 
 
 def own_rank():
@@ -22,8 +30,22 @@ def own_rank():
 
 def meet(phase):
     if own_rank() == victim and phase == where:
-        print(f"FAULT {time.time():.3f}", flush=True)
+        mark.with_suffix(".part").write_text(f"{os.getpid()}")
+        mark.with_suffix(".part").rename(mark)
         FAULTS[what]()
+
+
+def wait_for(condition):
+    while not condition():
+        time.sleep(0.02)
+
+
+def is_over():
+    """Returns whether the victim has ended."""
+    try:
+        return mark.exists() and psutil.Process(int(mark.read_text())).status() == "zombie"
+    except psutil.NoSuchProcess:
+        return True
 
 
 def kill():
@@ -31,8 +53,11 @@ def kill():
 
 
 def kill_behind_the_other():
-    lbbsp_tf.service.wait_for(f"lbbsp/variable/{1 - victim}/0", 60_000)
-    time.sleep(5)  # both give signs of life by then
+    lbbsp_tf.service.wait_for(f"lbbsp/variable/{1 - victim}/0", 300_000)
+    addresses = json.dumps(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+    # The programs that watch the start end when both workers give signs of life.
+    wait_for(lambda: not any(addresses in (each.info["cmdline"] or ())
+                             for each in psutil.process_iter(["cmdline"])))  # fmt: skip
     kill()
 
 
@@ -57,9 +82,10 @@ def fail_with_own_hook():
 
 
 def terminate(times=1):
+    preemption.REPEAT_SECONDS = 0.0  # no second signal is the same request
     for _ in range(times):
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(1.2)  # a signal at once would be the same one
+    time.sleep(300)
 
 
 FAULTS = {
@@ -86,10 +112,27 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lbbsp_tf  # noqa: E402
+from lbbsp_core.runtime.reliability import preemption  # noqa: E402
+from lbbsp_core.runtime.reliability.heartbeat import Heartbeat  # noqa: E402
 from lbbsp_tf.step.parts import Parts  # noqa: E402
 
 meet("at_import")
+look, tell_and_end = Heartbeat.look, Heartbeat._tell_and_end
 
+
+def looked(heartbeat, seconds):
+    return look(heartbeat, seconds) if mark.exists() else None
+
+
+def told(heartbeat, status, why):
+    """Ends this worker when the other one has learnt of the SIGTERM, too, not after seconds."""
+    if what.startswith("sigterm"):
+        mark.with_suffix(f".{own_rank()}").touch()
+        wait_for(mark.with_suffix(f".{1 - own_rank()}").exists)
+    tell_and_end(heartbeat, status, why)
+
+
+Heartbeat.look, Heartbeat._tell_and_end = looked, told
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 meet("at_strategy")
 balancer = lbbsp_tf.LoadBalancer(strategy, 16, **options)
@@ -101,13 +144,8 @@ with strategy.scope():
 
 class Fault(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.02)
         if batch == 10:
             meet("in_step")
-
-    def on_train_end(self, logs=None):
-        if where == "after_fit" and own_rank() != victim:
-            time.sleep(5)
 
 
 class Evaluated(keras.callbacks.Callback):
@@ -140,6 +178,8 @@ model.fit(
 print("TRAINED", flush=True)
 meet("after_training")
 meet("after_fit")
+if where == "after_fit":
+    wait_for(is_over)  # it ends while this worker is between its last step and its end
 if where == "in_evaluation":
     model.evaluate(x[:, :4], x[:, 4:], callbacks=[Evaluated()], verbose=0)
 if where == "after_training":

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 
 import keras
 import numpy as np
@@ -47,13 +46,11 @@ balancer = lbbsp_tf.LoadBalancer(strategy, 48, **options)
 class Fails(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == 5 and balancer.rank == 1:
-            print(f"FAILING {time.time()}", flush=True)
+            print("FAILING", flush=True)
             if mode == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if mode == "raise":
                 raise RuntimeError("the data base is gone")
-            if mode == "freeze":
-                time.sleep(600)
 
 
 with strategy.scope():
