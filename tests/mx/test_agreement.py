@@ -1,6 +1,6 @@
 """One worker: what keeps models of several workers equal changes nothing."""
 
-import time
+import threading
 
 import pytest
 
@@ -11,6 +11,8 @@ import numpy as np  # noqa: E402
 from helpers import DATA, SAMPLES, X, backward, network, weights  # noqa: E402
 from mxnet import gluon, nd  # noqa: E402
 
+from lbbsp_mx.fence import wait_for  # noqa: E402
+from lbbsp_mx.reliability import agreement  # noqa: E402
 from lbbsp_mx.reliability.agreement import Agreement  # noqa: E402
 
 
@@ -46,31 +48,38 @@ def test_a_mean_can_be_taken_in_the_middle_of_training():
     assert it._session.step == 4
 
 
-class Slow(mx.operator.CustomOp):
-    finished = 0
+class Held(mx.operator.CustomOp):
+    """An operator that runs once somebody waits for the gradients."""
+
+    awaited, ran = threading.Event(), False
 
     def forward(self, is_train, req, in_data, out_data, aux):
-        time.sleep(0.2)
-        Slow.finished += 1
+        Held.awaited.wait()
+        Held.ran = True
         self.assign(out_data[0], req[0], in_data[0])
 
 
-@mx.operator.register("lbbsp_test_slow")
-class SlowProperties(mx.operator.CustomOpProp):
+@mx.operator.register("lbbsp_test_held")
+class HeldProperties(mx.operator.CustomOpProp):
     def create_operator(self, ctx, in_shapes, in_dtypes):
-        return Slow()
+        return Held()
 
 
 @pytest.mark.parametrize("read", [Agreement._weights, lambda it: it._gather(0)])
-def test_weights_are_read_when_the_batch_no_longer_reads_them(read):
+def test_weights_are_read_when_the_batch_no_longer_reads_them(read, monkeypatch):
     """A convolution stores those that it reads in another layout meanwhile."""
     net = network()
     it, gradient = trainer(net), next(iter(net.collect_params().values())).grad()
-    before = Slow.finished
-    nd.Custom(gradient, op_type="lbbsp_test_slow", out=gradient)
-    assert Slow.finished == before, "MXNet computes in the background"
+    monkeypatch.setattr(
+        agreement, "wait_for", lambda arrays: (Held.awaited.set(), wait_for(arrays))
+    )
+    Held.ran = False
+    Held.awaited.clear()
+    nd.Custom(gradient, op_type="lbbsp_test_held", out=gradient)
     read(it._agreement)
-    assert Slow.finished == before + 1
+    ran = Held.ran
+    Held.awaited.set()
+    assert ran
 
 
 def settings(optimizer):

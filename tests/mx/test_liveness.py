@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 lbbsp_mx = pytest.importorskip("lbbsp_mx", exc_type=ImportError)
 
 from mxnet import MXNetError, profiler  # noqa: E402
+from waits import until  # noqa: E402
 
 from lbbsp_core.runtime.options import env  # noqa: E402
 from lbbsp_core.runtime.reliability import marks  # noqa: E402
@@ -355,9 +355,8 @@ def test_a_connection_to_which_only_a_greeting_went_is_of_no_process_of_the_job(
         port.accept()[0] as connection,
     ):
         connection.sendall(bytes(told))
-        until = time.monotonic() + 10  # the system acknowledges the bytes a little later
-        while liveness._is_stranger(connection.fileno()) != is_stranger:
-            assert time.monotonic() < until
+        # The system acknowledges the bytes a little later.
+        until(lambda: liveness._is_stranger(connection.fileno()) == is_stranger)
         assert connection.send(b"more") == 4, "it is still open"
 
 
@@ -371,24 +370,19 @@ def test_a_wrong_limit_is_refused(monkeypatch, text):
 # --- MXNet's profiler, which aborts the process if it starts within a call of another thread ------
 
 
-def test_the_profiler_waits_for_a_look(monkeypatch):
-    inside, started, early = threading.Event(), threading.Event(), []
+def test_the_profiler_and_a_look_wait_for_each_other(monkeypatch):
+    nodes, looked = Nodes(None), []
 
     def count(*_):
-        inside.set()
-        early.append(started.wait(0.2))
+        looked.append(nodes.lock.locked())
         return 0
 
-    nodes = Nodes(None)
     monkeypatch.setattr(liveness, "_LIB", SimpleNamespace(MXKVStoreGetNumDeadNode=count))
     monkeypatch.setattr(runtime(), "_transport", nodes)
-    look = threading.Thread(target=nodes.is_ready)
-    look.start()
-    inside.wait()
+    assert not nodes.is_ready()
+    assert looked == [True]
     with runtime()._quiet():
-        started.set()
-    look.join()
-    assert early == [False]
+        assert nodes.lock.locked()
 
 
 def test_a_watch_goes_on_while_the_profiler_of_the_servers_starts(monkeypatch):

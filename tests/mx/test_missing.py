@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from waits import HANG_SECONDS
 
 SCRIPT = """
 import sys
@@ -29,7 +30,7 @@ import lbbsp_mx
 def test_the_remedy_depends_on_the_python(version, remedy):
     script = SCRIPT.format(version=version)
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {remedy}"

@@ -27,6 +27,7 @@ from helpers import (  # noqa: E402
 )
 from mxnet import autograd, gluon, nd  # noqa: E402
 from mxnet.gluon.contrib.estimator import Estimator  # noqa: E402
+from waits import HANG_SECONDS  # noqa: E402
 
 from lbbsp_mx import compat  # noqa: E402
 from lbbsp_mx.estimator.estimator import join_estimators  # noqa: E402
@@ -213,7 +214,11 @@ def test_hooks_are_left_out_where_mxnet_lacks_the_names(monkeypatch, caplog):
 def program(text, **environment):
     clean = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run(
-        [sys.executable, "-c", text], env=clean, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", text],
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -8,16 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from waits import HANG_SECONDS
+
 from lbbsp_core.launch.cluster import HOST, free_ports
 
 SCRIPTS = Path(__file__).parent / "scripts"
-WAIT_SECONDS = 240.0
-"""Limit of every wait; a fault ends a job within 15 s on an idle machine."""
 
 
 class Process:
@@ -25,7 +24,6 @@ class Process:
 
     def __init__(self, role: str, command: list[str], variables: dict[str, str]) -> None:
         self.role, self.lines = role, []
-        self.ended: float | None = None
         self._popen = subprocess.Popen(
             [sys.executable, "-u", *command],
             env={**os.environ, **variables, "DMLC_ROLE": role},
@@ -34,7 +32,8 @@ class Process:
             text=True,
         )
         self._new: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     @property
     def text(self) -> str:
@@ -49,17 +48,18 @@ class Process:
 
     def wait_for(self, start: str) -> str:
         """Returns the next line that starts so."""
-        deadline = time.time() + WAIT_SECONDS
         while True:
             try:
-                line = self._new.get(timeout=max(0.1, deadline - time.time()))
+                line = self._new.get(timeout=HANG_SECONDS)
             except queue.Empty:
                 raise TimeoutError(f"{self.role} did not say {start!r} but: {self.text}") from None
             if line.startswith(start):
                 return line
 
-    def wait(self) -> int:
-        return self._popen.wait(WAIT_SECONDS)
+    def wait(self) -> None:
+        """Waits for the end of the process, and of what it says."""
+        self._popen.wait(HANG_SECONDS)
+        self._reader.join(HANG_SECONDS)
 
     def kill(self) -> None:
         self._popen.kill()
@@ -69,8 +69,6 @@ class Process:
         for line in self._popen.stdout:
             self.lines.append(line.rstrip())
             self._new.put(line)
-        self._popen.wait()
-        self.ended = time.time()
 
 
 class Cluster:
@@ -112,14 +110,11 @@ class Cluster:
     def wait_for_ranks(self) -> None:
         self.workers.sort(key=lambda each: int(each.wait_for("RANK").split()[1]))
 
-    def wait_for_ends(self, *but: Process) -> float:
-        """Waits until all processes have ended but some; returns when the last one did."""
-        waited = [each for each in self.processes if each not in but]
-        for each in waited:
-            each.wait()
-        while any(each.ended is None for each in waited):
-            time.sleep(0.05)
-        return max(each.ended for each in waited)
+    def wait_for_ends(self, *but: Process) -> None:
+        """Waits until all processes have ended but some, and have said all."""
+        for each in self.processes:
+            if each not in but:
+                each.wait()
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from report import result
 from lbbsp_core import SSP
 
 mode, fault, culprit = sys.argv[1], sys.argv[2], int(sys.argv[3])
-X, STEPS, AT, PAUSE = 8, 100, 20, 0.05
+X, AT, PAUSE = 8, 20, 0.01
+STEPS = 100_000 if fault == "outside" else 100  # so that it comes before the end
 
 net = gluon.nn.Dense(1, in_units=3)
 net.initialize()
@@ -24,7 +25,7 @@ if mode == "async":
     trainer = lbbsp_mx.AsyncTrainer(params, "sgd", sync=SSP(3), global_batch_size=X)
     rank, local, samples = trainer.rank, X // 2, 2 * STEPS * (X // 2)
 else:
-    limit = 3.0 if fault == "hang" else None
+    limit = 10.0 if fault == "hang" else None
     trainer = lbbsp_mx.Trainer(
         net.collect_params(), "sgd", global_batch_size=X, limit_seconds=limit
     )
@@ -41,8 +42,6 @@ def fail():
         raise RuntimeError("the data base is gone")
     if fault.startswith("exit0"):
         sys.exit(0)
-    if fault == "_exit0":
-        os._exit(0)
     if fault == "hang":
         time.sleep(3600)
     if fault == "cut":
@@ -57,6 +56,8 @@ for step, (x, y) in enumerate(loader):
     if step == AT:
         print("AT", flush=True)
         if rank == culprit:
+            if fault == "break":
+                break
             fail()
     if step >= AT and step % AT == 0:
         print("MORE", flush=True)
