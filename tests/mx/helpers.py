@@ -1,5 +1,7 @@
 """A small data set and network, for tests in one process."""
 
+from itertools import islice
+
 import pytest
 
 pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
@@ -49,3 +51,16 @@ def backward(net, x, y, devices=1):
             )
         ]
     autograd.backward(losses)
+
+
+def assert_close(net, other, atol=0.0):
+    """Checks that two networks have the same weights."""
+    for mine, theirs in zip(weights(net), weights(other), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
+
+
+def learn(net, trainer, loader, devices=1, steps=None):
+    """Makes a step on each batch of a loader, or on the first ones."""
+    for x, y in islice(loader, steps):
+        backward(net, x, y, devices)
+        trainer.step(len(x))

@@ -9,8 +9,7 @@ import pytest
 lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
 import mxnet as mx  # noqa: E402
-import numpy as np  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weights  # noqa: E402
+from helpers import DATA, FEATURES, LABELS, SAMPLES, X, assert_close, backward, network  # noqa: E402
 from mxnet import gluon, nd  # noqa: E402
 
 from lbbsp_core import DSSP, Ema, Even, FixedShares, Limits, LoadBalanced  # noqa: E402
@@ -51,8 +50,7 @@ def test_a_parameter_that_is_listed_twice_learns_once(cls, listed):
         for each, trains in (net, it), (once, stock):
             backward(each, nd.array(FEATURES[samples]), nd.array(LABELS[samples]))
             trains.step(X)
-    for ours, theirs in zip(weights(net), weights(once), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    assert_close(net, once, atol=2e-6)
 
 
 WHOLE = [X] * (SAMPLES // X) + [SAMPLES % X]

@@ -5,7 +5,7 @@ import pytest
 lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
 import numpy as np  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weights  # noqa: E402
+from helpers import DATA, FEATURES, LABELS, SAMPLES, X, assert_close, backward, network, weights  # noqa: E402
 from mxnet import gluon, nd  # noqa: E402
 
 from lbbsp_core import ASP, BSP, SSP, EpochBalanced, Limits, LoadBalanced, Profile, read_run  # noqa: E402
@@ -38,8 +38,7 @@ def test_it_learns_what_stock_gluon_learns_from_the_same_batches(sync, devices, 
         backward(net, x, y, devices)
         trainer.step(len(x))
     trainer.finish()
-    for ours, theirs in zip(weights(net), weights(expected), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    assert_close(net, expected, atol=2e-6)
     pushes = read_run(tmp_path).pushes
     assert [line.samples for line in pushes] == [16] * 6 + [4]
     assert {(line.worker, line.staleness, line.lead) for line in pushes} == {(0, 0, 0)}
@@ -63,8 +62,7 @@ def test_layers_that_a_batch_does_not_use_are_refused_or_stay_as_in_gluon(sync, 
         trainer.step(len(samples), ignore_stale_grad=True)
         stock.step(X, ignore_stale_grad=True)
     trainer.finish()
-    for ours, theirs in zip(weights(net), weights(expected), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    assert_close(net, expected, atol=2e-6)
 
 
 def test_sharing_needs_iterations_that_end_together():

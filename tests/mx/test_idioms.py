@@ -9,7 +9,18 @@ lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbb
 
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network, weights  # noqa: E402
+from helpers import (  # noqa: E402
+    DATA,
+    FEATURES,
+    LABELS,
+    LOSS,
+    SAMPLES,
+    X,
+    assert_close,
+    backward,
+    network,
+    weights,
+)
 from mxnet import autograd, gluon, nd  # noqa: E402
 
 from lbbsp_core import Limits, SessionOptions  # noqa: E402
@@ -54,8 +65,7 @@ def test_allreduce_leaves_the_mean_gradient(mean_loss):
         trainer.update(7)
     trainer.update(16)  # the error has not ended the step
     stock(other).step(1)
-    for mine, theirs in zip(weights(net), weights(other), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    assert_close(net, other, atol=1e-6)
 
 
 def test_without_our_sampler_update_divides_as_gluon_does():
@@ -64,8 +74,7 @@ def test_without_our_sampler_update_divides_as_gluon_does():
         backward(each, *BATCH)
         trainer.allreduce_grads()
         trainer.update(6)
-    for mine, theirs in zip(weights(net), weights(other), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_close(net, other)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -85,8 +94,7 @@ def test_accumulated_gradients_are_those_of_all_batches_of_a_step(devices):
             backward(whole, *(nd.concat(*each, dim=0) for each in zip(*taken, strict=True)))
             reference.step(sum(len(x) for x, _ in taken))
             taken.clear()
-    for mine, theirs in zip(weights(net), weights(whole), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    assert_close(net, whole, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -256,8 +264,7 @@ def test_a_weight_divides_by_itself():
     trainer.step(6, weight=nd.array([2.5]))
     backward(other, *BATCH)
     stock(other).step(2.5)
-    for mine, theirs in zip(weights(net), weights(other), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-7)
+    assert_close(net, other, atol=1e-7)
     for weight, said in ((0, "must be > 0, got 0"), (-1, "got -1"), (np.inf, "got inf")):
         backward(net, *BATCH)
         with pytest.raises(ValueError, match=said):

@@ -36,9 +36,9 @@ def _cluster(monkeypatch):
 class Network:
     """What processes know of each other, set by the test."""
 
-    def __init__(self, *, ready=True):
-        self.ready, self.silent, self.peers = ready, set(), set(PEERS)
-        self.answers = True
+    def __init__(self, *, ready=True, answers=True, peers=PEERS):
+        self.ready, self.answers = ready, answers
+        self.silent, self.peers = set(), set(peers)
 
     def is_ready(self):
         return self.ready
@@ -47,12 +47,12 @@ class Network:
         return node not in self.silent
 
 
-def nodes_watch(network):
-    return NodesWatch(lambda: network, lambda: set(network.peers), NAMES, silence_seconds=10)
+def nodes_watch(network, names=NAMES):
+    return NodesWatch(lambda: network, lambda: set(network.peers), names, silence_seconds=10)
 
 
-def scheduler_watch(network, explain=str):
-    return SchedulerWatch(lambda: network, lambda: network.answers, 10, explain)
+def scheduler_watch(network, explain=str, **options):
+    return SchedulerWatch(lambda: network, lambda: network.answers, 10, explain, **options)
 
 
 def looks(watch, seconds, pace=0.5):
@@ -64,102 +64,75 @@ def looks(watch, seconds, pace=0.5):
     return None
 
 
+def play(watch, network, phases):
+    """Plays phases: what changes, for how long, and when the watch then says what, if at all."""
+    for changes, seconds, *expected in phases:
+        vars(network).update(changes)
+        found = looks(watch, seconds)
+        if expected:
+            said, at = expected
+            assert found, "nothing was found"
+            assert said in found[0]
+            assert found[1] == at
+        else:
+            assert found is None
+
+
 # --- the scheduler --------------------------------------------------------------------------------
 
+SILENT = "has given no sign of life for 10 s"
+WELL = ({}, 5)
+SOME = PEERS - {("10.0.0.2", 2)}
 
-def test_a_silent_worker_is_lost_after_ten_seconds():
+
+@pytest.mark.parametrize(
+    "phases",
+    [
+        [({}, 20), ({"silent": {WORKER_1}}, 20, f"worker 1 {SILENT}", 10.5)],
+        [({"silent": {WORKER_1}}, 20, f"worker 1 {SILENT}", 10.5)],
+        [({"silent": {8}}, 20, f"server 0 {SILENT}", 10.5)],
+        3 * [WELL, ({"silent": {WORKER_1}}, 5), ({"silent": set()}, 5)],
+        [WELL, ({"peers": SOME}, 20), ({"silent": {WORKER_1}}, 20, "from 10.0.0.2 is gone", 3.5)],
+        [({}, 20), ({"silent": set(NAMES), "peers": set()}, 20, SILENT, 10.5)],
+        [
+            ({}, 2),
+            ({"silent": {9, WORKER_1}}, 60),
+            ({"peers": SOME}, 60, "worker 0, worker 1 has ended", 0.5),
+        ],
+    ],
+    ids=["silent", "before its first heartbeat", "server", "speaks again", "closed connection",
+         "all together", "without heartbeats"],
+)  # fmt: skip
+def test_the_scheduler_finds_who_is_lost(phases):
+    """A closed connection shortens the wait, and is no proof alone."""
     network = Network()
-    watch = nodes_watch(network)
-    assert looks(watch, 20) is None
-    network.silent = {WORKER_1}
-    why, seconds = looks(watch, 20)
-    assert why == "worker 1 has given no sign of life for 10 s"
-    assert seconds == 10.5
+    play(nodes_watch(network), network, phases)
 
 
 @pytest.mark.parametrize(("frozen", "rank"), [(13, 2), (8, None)])
 def test_the_launcher_learns_which_worker_is_frozen(tmp_path, monkeypatch, frozen, rank):
     monkeypatch.setattr(env, "marks", lambda: tmp_path)
     monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
-    network, names = Network(), node_names(workers=3, servers=1)
-    network.peers.add(("10.0.0.4", 4))
-    watch = NodesWatch(lambda: network, lambda: network.peers, names, silence_seconds=10)
-    assert looks(watch, 5) is None
-    network.silent = {frozen}
-    assert looks(watch, 11)[0] == f"{names[frozen]} has given no sign of life for 10 s"
+    names = node_names(workers=3, servers=1)
+    network = Network(peers=PEERS | {("10.0.0.4", 4)})
+    lost = {"silent": {frozen}}, 11, f"{names[frozen]} {SILENT}", 10.5
+    play(nodes_watch(network, names), network, [WELL, lost])
     lost = marks.read_marks(tmp_path).lost
     assert (lost.rank if lost else None) == rank
-
-
-def test_a_worker_that_speaks_again_is_not_lost():
-    network = Network()
-    watch = nodes_watch(network)
-    for _ in range(6):
-        assert looks(watch, 5) is None
-        network.silent ^= {WORKER_1}
-
-
-def test_a_closed_connection_shortens_the_wait_and_is_no_proof_alone():
-    network = Network()
-    watch = nodes_watch(network)
-    assert looks(watch, 5) is None
-    network.peers.discard(("10.0.0.2", 2))
-    assert looks(watch, 20) is None
-    network.silent = {WORKER_1}
-    why, seconds = looks(watch, 20)
-    assert "worker 1 has ended" in why
-    assert "from 10.0.0.2 " in why
-    assert seconds <= 4
-
-
-def test_all_who_end_together_are_given_time_because_they_may_have_left_in_order():
-    network = Network()
-    watch = nodes_watch(network)
-    assert looks(watch, 20) is None
-    network.silent, network.peers = set(NAMES), set()
-    why, seconds = looks(watch, 20)
-    assert why.endswith("has given no sign of life for 10 s")
-    assert seconds >= 10
 
 
 def test_a_scheduler_that_was_suspended_suspects_no_worker():
     network = Network()
     watch = nodes_watch(network)
-    assert looks(watch, 5) is None
-    network.silent = {8, 9, 11}
+    play(watch, network, [WELL])
+    network.silent = {8, 9, WORKER_1}
     assert watch.look(60.0) is None
-    network.silent = set()
-    assert looks(watch, 5) is None
-
-
-def test_workers_that_never_send_heartbeats_are_lost_only_with_their_connection():
-    network = Network()
-    watch = nodes_watch(network)
-    assert looks(watch, 2) is None
-    network.silent = {9, 11}
-    assert looks(watch, 60) is None
-    network.peers.pop()
-    assert "worker 0, worker 1 has ended" in looks(watch, 60)[0]
-
-
-def test_a_worker_that_freezes_before_its_first_heartbeat_is_lost_too():
-    network = Network()
-    watch = nodes_watch(network)
-    network.silent = {WORKER_1}
-    assert looks(watch, 20)[0].startswith("worker 1 ")
-
-
-def test_a_server_is_lost_like_a_worker():
-    network = Network()
-    watch = nodes_watch(network)
-    network.silent = {8}
-    assert looks(watch, 20)[0].startswith("server 0 ")
+    play(watch, network, [({"silent": set()}, 5)])
 
 
 def test_the_scheduler_says_how_many_have_connected(capsys):
-    network = Network(ready=False)
-    network.peers = {("10.0.0.1", 1), ("10.0.0.2", 2)}
-    assert looks(nodes_watch(network), 31) is None
+    network = Network(ready=False, peers=PEERS - {("10.0.0.3", 3)})
+    play(nodes_watch(network), network, [({}, 31)])
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
     assert "2 workers and 1 servers at 10.0.0.9:99: 2 of 3 processes have connected" in said[0]
@@ -168,45 +141,62 @@ def test_the_scheduler_says_how_many_have_connected(capsys):
 
 def test_a_process_that_ends_before_the_start_ends_the_job():
     network = Network(ready=False)
-    watch = nodes_watch(network)
-    assert looks(watch, 5) is None
-    network.peers.discard(("10.0.0.3", 3))
-    assert "at 10.0.0.3 has ended before" in looks(watch, 5)[0]
+    play(nodes_watch(network), network, [WELL, ({"peers": SOME}, 5, "at 10.0.0.2 has ended be", 2)])
 
 
 def test_a_connection_that_only_probes_the_port_counts_for_nothing():
     network = Network(ready=False)
-    watch = nodes_watch(network)
-    for port in range(20):
-        network.peers = {("10.0.0.1", 1), ("10.0.0.2", 100 + port)}
-        assert watch.look(0.5) is None
-    network.peers = {("10.0.0.1", 1)}
-    assert looks(watch, 20) is None
+    probes = [({"peers": {("10.0.0.1", 1), ("10.0.0.2", 100 + k)}}, 0.5) for k in range(20)]
+    play(nodes_watch(network), network, [*probes, ({"peers": {("10.0.0.1", 1)}}, 20)])
 
 
 def test_workers_that_leave_as_they_are_asked_to_are_not_lost_but_one_that_freezes_is():
     network = Network()
     watch = nodes_watch(network)
     watch.leaving = True
-    assert looks(watch, 5) is None
-    network.silent = {9}
-    network.peers.pop()
-    assert looks(watch, 60) is None
-    network.silent = {9, WORKER_1}
-    assert looks(watch, 20) is not None
+    left = {"silent": {9}, "peers": SOME}, 60
+    play(watch, network, [WELL, left, ({"silent": {9, WORKER_1}}, 20, "worker 0 has ended", 2)])
 
 
 # --- workers and servers --------------------------------------------------------------------------
 
+LOST = "the scheduler at 10.0.0.9:99 has"
+QUIET = {"silent": {1}}
 
-def test_a_scheduler_that_has_ended_is_seen_at_once():
+
+@pytest.mark.parametrize(
+    ("ready", "phases"),
+    [
+        (True, [WELL, (QUIET | {"answers": False}, 20, f"{LOST} ended; worker 1 is late", 2.5)]),
+        (True, [(QUIET, 20, f"{LOST} given no sign of life for 10 s", 10.5)]),
+        (True, [(QUIET | {"answers": None}, 20, f"{LOST} given no sign of life for 10 s", 10.5)]),
+        (False, [({"answers": False}, 70, f"{LOST} not answered for 60 s", 60.5)]),
+        (False, [({}, 200)]),
+        (False, [WELL, ({"answers": False}, 10, f"{LOST} ended", 2)]),
+    ],
+    ids=["ended", "silent", "unreachable", "never answers", "answers", "ended before the start"],
+)
+def test_others_find_that_the_scheduler_is_lost(ready, phases):
+    network = Network(ready=ready)
+    watch = scheduler_watch(network, lambda: "worker 1 is late", answer_seconds=60)
+    play(watch, network, phases)
+
+
+def test_a_pause_of_the_scheduler_or_of_this_process_ends_nothing():
     network = Network()
-    watch = scheduler_watch(network, lambda: "worker 1 is late")
-    assert looks(watch, 5) is None
-    network.silent, network.answers = {1}, False
-    why, seconds = looks(watch, 20)
-    assert why == "the scheduler at 10.0.0.9:99 has ended; worker 1 is late"
-    assert seconds == 2.5
+    watch = scheduler_watch(network)
+    play(watch, network, [(QUIET, 5)])
+    assert watch.look(60.0) is None
+    play(watch, network, [({"silent": set()}, 5), (QUIET, 5)])
+
+
+def test_a_scheduler_that_has_not_started_is_waited_for_with_a_word(capsys):
+    network = Network(ready=False, answers=False)
+    play(scheduler_watch(network), network, [({}, 31), ({"answers": True}, 15)])
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3
+    assert said[1].endswith("it does not answer: it has not started, or has ended (see its output)")
+    assert "other processes have not connected" in said[2]
 
 
 class Store:
@@ -246,61 +236,6 @@ def test_a_server_that_stops_after_the_scheduler_has_left_is_not_alarmed(monkeyp
     assert looked.count(said) > 10
     assert len(looked) == 20, "nothing ended before"
     assert ended == [(1, f"lbbsp: {said}; server 1 ends")]
-
-
-@pytest.mark.parametrize("answers", [True, None])
-def test_a_scheduler_that_is_silent_but_may_run_is_lost_after_ten_seconds(answers):
-    network = Network()
-    watch = scheduler_watch(network)
-    network.silent, network.answers = {1}, answers
-    why, seconds = looks(watch, 20)
-    assert why == "the scheduler at 10.0.0.9:99 has given no sign of life for 10 s"
-    assert seconds == 10.5
-
-
-def test_a_pause_of_the_scheduler_or_of_this_process_ends_nothing():
-    network = Network()
-    watch = scheduler_watch(network)
-    network.silent = {1}
-    assert looks(watch, 5) is None
-    assert watch.look(60.0) is None
-    network.silent = set()
-    assert looks(watch, 5) is None
-    network.silent = {1}
-    assert looks(watch, 5) is None
-
-
-def test_a_scheduler_that_has_not_started_is_waited_for_with_a_word(capsys):
-    network = Network(ready=False)
-    network.answers = False
-    watch = scheduler_watch(network)
-    assert looks(watch, 31) is None
-    network.answers = True
-    assert looks(watch, 15) is None
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 3
-    assert said[1].endswith("it does not answer: it has not started, or has ended (see its output)")
-    assert "other processes have not connected" in said[2]
-
-
-def test_a_scheduler_that_never_answers_is_lost_in_the_end_and_one_that_has_answered_is_not():
-    network = Network(ready=False)
-    network.answers = False
-    watch = SchedulerWatch(lambda: network, lambda: network.answers, 10, answer_seconds=60)
-    why, seconds = looks(watch, 70)
-    assert why.startswith("the scheduler at 10.0.0.9:99 has not answered for 60 s")
-    assert seconds == 60.5
-    network.answers = True
-    watch = SchedulerWatch(lambda: network, lambda: network.answers, 10, answer_seconds=60)
-    assert looks(watch, 200) is None
-
-
-def test_a_scheduler_that_ends_before_the_start_is_lost():
-    network = Network(ready=False)
-    watch = scheduler_watch(network)
-    assert looks(watch, 10) is None
-    network.answers = False
-    assert "has ended" in looks(watch, 10)[0]
 
 
 # --- the transport --------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbb
 
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weights  # noqa: E402
+from helpers import DATA, FEATURES, LABELS, SAMPLES, X, assert_close, backward, network, weights  # noqa: E402
 from mxnet import gluon, npx  # noqa: E402
 
 OPTIONS = {"momentum": 0.9, "wd": 0.1}
@@ -28,8 +28,7 @@ def learn(net, trainer, batches, **options):
 
 
 def assert_same(net, other):
-    for mine, theirs in zip(weights(net), weights(other), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+    assert_close(net, other, atol=2e-6)
 
 
 @pytest.mark.parametrize("sync", ["asp", "bsp"])

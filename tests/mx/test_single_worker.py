@@ -21,9 +21,9 @@ from helpers import (  # noqa: E402
     LOSS,
     SAMPLES,
     X,
+    assert_close,
     backward,
     network,
-    weights,
 )
 from mxnet import autograd, gluon, nd  # noqa: E402
 from mxnet.gluon.contrib.estimator import Estimator  # noqa: E402
@@ -76,8 +76,7 @@ def ours(net, optimizer="adam", **options):
 def test_it_learns_what_stock_gluon_learns_from_the_same_order(devices, kvstore, loading):
     net = network(devices)
     fit(ours(net, kvstore=kvstore), net, devices=devices, **loading)
-    for mine, theirs in zip(weights(net), weights(stock()), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    assert_close(net, stock(), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -91,16 +90,14 @@ def test_it_learns_what_stock_gluon_learns_from_the_same_order(devices, kvstore,
 def test_batches_may_have_no_step_as_in_gluon(unused, loading):
     net = network()
     fit(ours(net), net, unused=unused, **loading)
-    for mine, theirs in zip(weights(net), weights(stock(unused=unused)), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    assert_close(net, stock(unused=unused), atol=1e-6)
 
 
 def test_batch_normalisation_alone_is_gluons():
     net = network(norm=lbbsp_mx.SyncBatchNorm)
     fit(ours(net, "sgd"), net)
     whole = stock(norm=gluon.nn.BatchNorm, optimizer="sgd")
-    for mine, theirs in zip(weights(net), weights(whole), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+    assert_close(net, whole, atol=2e-6)
 
 
 def test_batch_normalisation_takes_the_arguments_of_gluons():
@@ -162,8 +159,7 @@ def test_without_our_sampler_any_batch_is_right():
     reference = gluon.Trainer(other.collect_params(), "adam", kvstore=None)
     backward(other, nd.array(FEATURES[:7]), nd.array(LABELS[:7]))
     reference.step(7)
-    for mine, theirs in zip(weights(net), weights(other), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_close(net, other)
 
 
 def test_a_mean_loss_in_one_process():
@@ -175,8 +171,7 @@ def test_a_mean_loss_in_one_process():
             loss = LOSS(net(x), y).mean()
         loss.backward()
         trainer.step(len(x))
-    for mine, theirs in zip(weights(net), weights(whole), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    assert_close(net, whole, atol=1e-6)
 
 
 def test_a_record_is_written(tmp_path):

@@ -3,7 +3,6 @@
 from importlib.util import find_spec
 
 import pytest
-from jobs import run
 
 pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
@@ -51,9 +50,9 @@ MISUSES = {
 
 
 @pytest.fixture(scope="module")
-def seen():
+def seen(clusters):
     """What each rank reported."""
-    done = run("mx_idioms", workers=3, framework="mxnet")
+    done = clusters.run("mx_idioms", workers=3, servers=2, framework="mxnet")
     assert done.status == 0
     return [done.results(rank) for rank in range(3)]
 

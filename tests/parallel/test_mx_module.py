@@ -2,7 +2,6 @@
 
 import socket
 from importlib.util import find_spec
-from statistics import median
 
 import pytest
 from jobs import run
@@ -63,11 +62,8 @@ def test_the_run_record_has_every_step(said, folder):
 
 
 def test_waits_for_other_workers_are_not_busy_time(said, folder):
-    lines = read_run(folder / "slow.jsonl").last_half()
-    first, second, slow = (
-        median(values) for values in zip(*(line.busy_seconds for line in lines), strict=True)
-    )
-    assert slow > 1.5 * max(first, second)
+    for line in read_run(folder / "slow.jsonl").steps[1:]:
+        assert line.busy_seconds == pytest.approx([0, 0, 0.1]), "a wait takes a second"
 
 
 def test_a_batch_that_was_not_used_is_drawn_again(said):

@@ -44,8 +44,8 @@ def seen(clusters, tmp_path_factory):
     """What each rank reported."""
     folder = tmp_path_factory.mktemp("trainers")
     done = clusters.run("mx_trainers", str(folder), workers=3, servers=2, framework="mxnet")
-    assert done.status == 1  # of the error that ends the script
-    return [done.results(rank) | {"error": done.lines[rank]} for rank in range(3)]
+    assert done.status == 0
+    return [done.results(rank) for rank in range(3)]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -57,11 +57,10 @@ def test_both_networks_learn_what_one_process_learns(seen, case):
 
 
 def test_no_trainer_measures_the_waits_of_another_one(seen):
-    """Worker 1 sleeps in the first part of each iteration, worker 2 in the second, worker 0 not."""
-    quick, *sleepers = seen[0]["busy_seconds"]
-    assert min(sleepers) > 0.19
-    assert quick < 0.6 * min(sleepers), "a wait at the first barrier would count as much"
-    assert max(sleepers) < 2 * min(sleepers) - quick, "or at both"
+    """Worker 1 is slow in the first part of each iteration, worker 2 in the second."""
+    assert seen[0]["busy_seconds"]
+    for busy in seen[0]["busy_seconds"]:
+        assert busy == pytest.approx([0, 0.2, 0.2]), "a wait takes a second"
 
 
 def test_trainers_that_do_not_know_of_each_other_warn_once(seen):
@@ -75,8 +74,3 @@ def test_trainers_that_do_not_know_of_each_other_warn_once(seen):
 def test_all_workers_name_the_value_and_the_remedy(seen, misuse):
     for rank in seen:
         assert MISUSES[misuse] in rank[misuse]
-
-
-def test_a_step_of_another_trainer_than_the_others_ends_the_job_with_words(seen):
-    said = [line for rank in seen for line in rank["error"]]
-    assert any("use each of several trainers at the same step" in line for line in said)

@@ -20,7 +20,7 @@ STEPS, SHORT = 6, 13  # of mx_unequal
 def found(clusters, tmp_path_factory):
     """Records by case, and the samples that each rank drew in each step."""
     folder = tmp_path_factory.mktemp("runs")
-    job = clusters.run("mx_unequal", str(folder), *CASES, workers=3, framework="mxnet")
+    job = clusters.run("mx_unequal", str(folder), *CASES, workers=3, servers=2, framework="mxnet")
     assert job.status == 0
     for case in CASES:
         check_surfaces(folder / case)

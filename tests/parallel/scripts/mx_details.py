@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from unittest.mock import patch
 
 import lbbsp_mx
 
@@ -17,6 +18,7 @@ from report import _answer, result
 
 from lbbsp_core.runtime.checkpoint.checkpoint import read_checkpoint
 from lbbsp_mx.layers import batchnorm
+from lbbsp_mx.reliability import liveness
 from lbbsp_mx.reliability.states import optimizer_state
 
 FOLDER = Path(sys.argv[1])
@@ -193,10 +195,12 @@ def profiled():
     net = deep(2)
     trainer = trainer_of(net.collect_params(), "adam")
     mx.profiler.set_config(profile_api=True, filename=str(FOLDER / f"profile{RANK}"))
-    until = time.monotonic() + 1.2  # the heartbeat calls every half second
-    while time.monotonic() < until:
-        mx.profiler.set_state("run")
-        mx.profiler.set_state("stop")
+    looks, beats = [], liveness.Nodes.has_beaten
+    look = lambda *args: (looks.append(args), beats(*args))[1]  # noqa: E731
+    with patch.object(liveness.Nodes, "has_beaten", look):
+        while len(looks) < 3:
+            mx.profiler.set_state("run")
+            mx.profiler.set_state("stop")
     for step in range(STEPS):
         descend(net, trainer, lambda step: np.arange(trainer.sizes[RANK]), [step])
         mx.profiler.set_state("run")

@@ -4,7 +4,6 @@
 """
 
 import sys
-import time
 from functools import partial
 from itertools import chain, islice
 
@@ -12,8 +11,9 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
-from mx_parts import Cycle
+from mx_parts import Cycle, let_gathers_take
 from report import answer_all, result
+from virtual_time import VirtualTime
 
 from lbbsp_core import Even, GlobalOrder
 
@@ -176,12 +176,18 @@ def discarded():
 
 
 def slow():
-    """The third worker sleeps in every step."""
+    """The third worker computes for longer in every step."""
     other = lbbsp_mx.KVStore("dist_sync")
     train = other.balance(arrays(4), policy=Even(), record=f"{folder}/slow.jsonl")
-    pause = 0.1 * (rank == 2)
-    module = mx.mod.Module(network())
-    module.fit(train, kvstore=other, num_epoch=1, batch_end_callback=lambda _: time.sleep(pause))
+    session = other._steps.session
+    computed = VirtualTime(session.meter)
+    let_gathers_take(1.0, computed, session.collectives)
+
+    def compute(_):
+        session.finish_barrier()  # what follows belongs to the next step
+        computed.compute(0.1 * (rank == 2))
+
+    mx.mod.Module(network()).fit(train, kvstore=other, num_epoch=1, batch_end_callback=compute)
 
 
 def peeks():

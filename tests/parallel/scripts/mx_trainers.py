@@ -1,9 +1,7 @@
 """Two trainers on the same batches, as of a GAN, each case beside one process with all samples."""
 
 import itertools
-import json
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,10 +9,12 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
-from mx_parts import Cycle, Warnings, largest, weights
+from mx_parts import Cycle, Warnings, largest, let_gathers_take, weights
 from mxnet import autograd, gluon, nd
 from report import answer_all, result
+from virtual_time import VirtualTime
 
+from lbbsp_core import read_run
 from lbbsp_core.policy import Even
 
 FOLDER = Path(sys.argv[1])
@@ -190,26 +190,22 @@ def learned(nets):
 
 
 def busy_seconds(folder):
-    """Trains with different sleepers in the two parts of an iteration; returns each one's time."""
+    """Trains with different slow workers in the two parts of an iteration; returns their times."""
     nets = networks(Case(), 1)
     trainers, leads = both(nets, "discriminator", policy=Even(), record=folder)
-    sampler = leads.batch_sampler(6 * X, seed=0)
-    repeated = gluon.data.ArrayDataset(*(np.resize(each, (6 * X, *each.shape[1:]))
-                                         for each in (REAL, SEEDS, VALUE)))  # fmt: skip
-    sleepers = {id(nets[1]): 1, id(nets[0]): 2}
+    computed = VirtualTime(leads._session.meter)
+    let_gathers_take(1.0, computed, leads._session.collectives)
+    sampler = leads.batch_sampler(SAMPLES, seed=0)
+    slow = {id(nets[1]): 1, id(nets[0]): 2}
 
     def update(net, count, weight):
-        if rank == sleepers[id(net)]:
-            time.sleep(0.2)
+        computed.compute(0.2 * (rank == slow[id(net)]))
         trainers[id(net)].step(count)
 
-    for batch in gluon.data.DataLoader(repeated, batch_sampler=sampler):
+    for batch in gluon.data.DataLoader(DATA, batch_sampler=sampler):
         iterate(Case(), 0, batch, nets, update)
     leads.mean_over_workers(0.0)  # the last line is written
-    if rank > 0:
-        return None
-    lines = [json.loads(line) for line in Path(folder, "run.jsonl").read_text().splitlines()]
-    return np.median([line["busy_seconds"] for line in lines[2:]], axis=0).tolist()
+    return [line.busy_seconds for line in read_run(folder).steps[1:]] if rank == 0 else None
 
 
 # --- misuse ---------------------------------------------------------------------------------------
@@ -238,14 +234,13 @@ def thawed_beside():
         iterate(Case(twice=True), 0, batch, nets, step)
 
 
-def other_order(after=0):
+def other_order():
     nets = networks(Case(), 1)
     trainers, leads = both(nets, "generator")
     sampler = leads.batch_sampler(SAMPLES, seed=0)
-    done = itertools.count()
 
     def update(net, count, _):
-        chosen = nets[0] if rank == 1 and next(done) >= after else net
+        chosen = nets[0] if rank == 1 else net
         trainers[id(chosen)].step(count, ignore_stale_grad=True)
 
     for batch in gluon.data.DataLoader(DATA, batch_sampler=sampler):
@@ -352,4 +347,3 @@ assert not any("beside" in text for text in warnings.texts)
 result("apart", apart())
 result("one_after_the_other", one_after_the_other())
 answer_all(MISUSES, MISUSES)
-other_order(after=4)  # ends the job, because the sums that were begun are never complete
