@@ -165,11 +165,11 @@ NAMESPACE = V2, "0::/../../other\n"  # it shows only its own root
 DOCKER = V2.replace(" / /sys", " /docker/a1 /sys")
 DOCKER_ROOT, DOCKER_JOB = (DOCKER, "0::/docker/a1\n"), (DOCKER, "0::/docker/a1/job\n")
 SPACES = V2.replace("/sys/fs/cgroup", "/a\\040b"), "0::/x y:z\n"
-SCHEDSTAT = "version 15\ncpu0 0 0 0 0 0 0 7 1 4\ndomain0 ff 1\n" + "".join(
-    f"cpu{core} 0 0 0 0 0 0 {text} 123 45\n" for core, text in ((1, "{}"), (2, 50))
+SCHEDSTAT = "version 15\ncpu0 0 0 0 0 0 0 {0} 1 4\ndomain0 ff 1\n" + "".join(
+    f"cpu{core} 0 0 0 0 0 0 {text} 123 45\n" for core, text in ((1, "{0}"), (2, 50))
 )
 PRESSURE = "some avg10=9.99 avg60=0.0 avg300=0.0 total={}\nfull avg10=0 avg60=0 avg300=0 total=7\n"
-USAGES, USAGE1, USAGE2 = "7 {} 5 9\n", "{}\n", "usage_usec {}\nuser_usec 9\n"
+USAGES, USAGE1, USAGE2 = "{0} {0} 5 {0}\n", "{}\n", "usage_usec {}\nuser_usec 9\n"
 PRECISE = 25.0061728  # 0.5 s of 2 s, and 123,456 ns: finer than ticks
 QUOTA1 = "nr_periods 7\nnr_throttled {0}\nthrottled_time {0}\n"
 QUOTA2 = "usage_usec 9\nnr_periods 7\nnr_throttled {0}\nthrottled_usec {0}\n"
