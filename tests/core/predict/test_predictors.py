@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib.util
 import math
@@ -26,6 +25,7 @@ from lbbsp_core import (
     Predictor,
     Recurrent,
 )
+from lbbsp_core.testing._contract import check_value
 
 needs_statsmodels = pytest.mark.skipif(
     importlib.util.find_spec("statsmodels") is None, reason="statsmodels is not installed"
@@ -107,6 +107,7 @@ def rmse(predictor: Predictor, measurements: list[Measurement], ahead: int = 1) 
 @every_predictor
 def test_keeps_the_protocol(predictor: Predictor) -> None:
     assert isinstance(predictor, Predictor)
+    check_value(predictor)
     assert math.isnan(predictor.predict(predictor.init()))
     state = predictor.update(predictor.init(), Measurement(32, 0.5, (1.0, 2.0)))
     assert predictor.predict(state, (1.0, 2.0)) == pytest.approx(64)
@@ -300,14 +301,11 @@ def test_narx_learns_the_effect_of_a_driver() -> None:
 @pytest.mark.parametrize(
     "predictor", [Narx(), Narx(horizon=3), Mixture()], ids=["narx", "narx-ahead", "mixture"]
 )
-@pytest.mark.parametrize("order", [(3, 1, 0, 2), (1, 2, 3, 0)])
-def test_forecasts_do_not_depend_on_the_order_of_drivers(
-    predictor: Predictor, order: tuple[int, ...]
-) -> None:
+def test_forecasts_do_not_depend_on_the_order_of_drivers(predictor: Predictor) -> None:
     """Sums over drivers are rounded in another order, hence the tolerance."""
-    series, state, permuted = noisy(400, drivers=4), predictor.init(), predictor.init()
+    series, state, permuted = noisy(200, drivers=4), predictor.init(), predictor.init()
     for measurement in series:
-        drivers = tuple(measurement.drivers[place] for place in order)
+        drivers = tuple(measurement.drivers[place] for place in (3, 1, 0, 2))
         forecasts = (
             predictor.predict(state, measurement.drivers),
             predictor.predict(permuted, drivers),
@@ -480,11 +478,3 @@ class Never:
 
     def predict(self, state: None, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
         return math.nan
-
-
-def test_predictors_are_frozen_and_print() -> None:
-    for predictor in PREDICTORS.values():
-        assert type(predictor).__name__ in repr(predictor)
-        assert copy.deepcopy(predictor) == predictor
-        with pytest.raises((AttributeError, TypeError)):  # TypeError: with slots
-            predictor.anything = 1  # type: ignore[attr-defined]
