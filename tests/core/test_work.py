@@ -259,33 +259,6 @@ def test_limits_of_work_hold_in_short_steps():
     assert [each.sizes for each in run(balancers, [1.0, 1.0], 2)] == [(12, 4), (12, 2)]
 
 
-def test_steps_are_balanced_although_their_samples_differ():
-    equal = [0.01] * 4
-    by_work = run(team(4, 64, LENGTHS), equal, 40)
-    order = GlobalOrder(len(LENGTHS), 64, seed=3)
-    done = [
-        [LENGTHS[order.slice(step, rank, (16,) * 4)].sum() for rank in range(4)]
-        for step in range(40)
-    ]
-    efficiency = lambda rows: np.mean([np.mean(row) / np.max(row) for row in rows])  # noqa: E731
-    assert efficiency([each.work for each in by_work]) > 0.85 > 0.8 > efficiency(done)
-
-
-def test_a_plan_without_work_is_as_before():
-    known = team(3, 48, np.ones(480), policy=LoadBalanced(), predictor=LastValue())
-    plain = [
-        Balancer(rank=rank, workers=3, global_batch_size=48, predictor=LastValue())
-        for rank in range(3)
-    ]
-    for each in plain:
-        each.use_order(GlobalOrder(480, 48, seed=3))
-    for _ in range(8):
-        assert known[0].sizes(known[0].step) == plain[0].sizes(plain[0].step)
-        busy = [slow * x for slow, x in zip((1, 2, 4), known[0].sizes(known[0].step), strict=True)]
-        exchange_in_process(known, busy)
-        exchange_in_process(plain, busy)
-
-
 @settings(max_examples=30)
 @given(st.integers(0, 40), st.integers(1, 8), st.integers(1, 3))
 def test_short_steps_granularity_and_parts(rest, granularity, parts):

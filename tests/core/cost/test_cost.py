@@ -104,7 +104,7 @@ def test_parameters_out_of_range_are_named(build, name: str, bad: float) -> None
 
 def test_a_speed_of_zero_is_named() -> None:
     for build in (Proportional, Proportional().at_speed, lambda bad: Affine(0.0, bad)):
-        with pytest.raises(ValueError, match="must be .* got 0.0"):
+        with pytest.raises(ValueError, match=r"must be .* got 0\.0"):
             build(0.0)
 
 

@@ -17,7 +17,6 @@ from lbbsp_core.report.html.write import describe
 from lbbsp_core.report.live import LiveRun
 from lbbsp_core.report.page import page
 from lbbsp_core.runtime.record.record import PREEMPTED, PushLine, Run, Stop, read_run
-from lbbsp_core.runtime.record.table import step_table
 
 
 def shown(run):
@@ -507,10 +506,3 @@ def test_impossible_pushes_are_refused(change):
     run.pushes[7] = replace(run.pushes[7], **change)
     with pytest.raises(ValueError, match="push 7: "):
         push_report(run)
-
-
-def test_a_saved_record_gives_the_same_figures(tmp_path):
-    run = slowed(250)
-    again = run_report(read_run(save(tmp_path, run)))
-    assert again.to_json() == run_report(run).to_json()
-    assert step_table(run).workers == 3

@@ -133,14 +133,6 @@ def test_a_single_worker_is_a_trace_too(tmp_path: Path) -> None:
     assert len(trace.series) == 1
 
 
-def test_records_that_tell_too_little(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no run record"):
-        trace_from_run(tmp_path / "nothing")
-    write(tmp_path, [line_of(k) for k in range(4)])
-    with pytest.raises(ValueError, match="only 4 of 4 steps are usable, at least 5"):
-        trace_from_run(tmp_path)
-
-
 # Trace files
 
 
