@@ -414,11 +414,12 @@ def test_killing_the_launcher_after_its_reaper(script, driver, tmp_path):
 # --- emulated slowness: shares, quota files and the duty cycle are tested without processes -------
 
 
-def test_speeds_change_in_time(script, tmp_path, clock, monkeypatch):
-    applied = []
+def test_speeds_change_in_time_and_all_workers_are_let_go(script, tmp_path, clock, monkeypatch):
+    applied, released = [], set()
 
     class Recording(throttle.Throttle):
         def release(self, rank: int) -> None:
+            released.add(rank)
             clock.passed = 3_600  # at the first end of a worker
 
         def apply(self, shares):
@@ -426,11 +427,12 @@ def test_speeds_change_in_time(script, tmp_path, clock, monkeypatch):
             (tmp_path / "changed").touch()
 
     monkeypatch.setattr("lbbsp_core.launch.create_throttle", lambda *_, **__: Recording())
-    now, later = [1, 0.4], [(3_600, [0.5, 1]), (100_000, [1, 1])]
-    command = [script("if not rank: wait_for('changed')")]
-    assert launch(command, workers=2, speeds=now, speeds_at=later) == 0
-    plan = schedule(now, later, workers=2, cores=available_cores())
+    now, later = [1, 0.4, 1], [(3_600, [0.5, 1, 1]), (100_000, [1, 1, 1])]
+    body = "if rank == 0: wait_for('changed'); sys.exit(3)\nif rank == 2: rest()"
+    assert launch([script(body)], workers=3, speeds=now, speeds_at=later) == 3
+    plan = schedule(now, later, workers=3, cores=available_cores())
     assert applied == [plan.stages[1].shares]
+    assert released == {0, 1, 2}
 
 
 def test_a_worker_is_in_its_cgroup_with_its_quota_before_its_first_line(script, tmp_path):
