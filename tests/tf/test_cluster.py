@@ -22,18 +22,12 @@ def set_config(monkeypatch, cluster, kind="worker", index=0):
         ("[1]", "must be a JSON object"),
         ('{"cluster": [], "task": 3}', "must have JSON objects"),
         ('{"cluster": {"worker": "a:1"}, "task": {}}', "list of host:port strings"),
-        ('{"cluster": {"worker": ["a"]}, "task": {}}', "list of host:port strings"),
         ('{"cluster": {"worker": ["a:²"]}, "task": {}}', "list of host:port strings"),
         ('{"cluster": {"worker": ["a:1", "a:1"]}, "task": {}}', "names the address 'a:1' twice"),
         ('{"cluster": {"worker": ["a:1"]}}', "has the task type None"),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "boss"}}', "task type 'boss'"),
         (
             '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
             "task index in [0, 1), one for each 'worker', got 1",
-        ),
-        (
-            '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "0"}}',
-            "task index in [0, 1), one for each 'worker', got '0'",
         ),
     ],
 )
@@ -55,7 +49,6 @@ def test_no_cluster_is_no_fault(monkeypatch, text):
 @pytest.mark.parametrize(
     ("cluster", "kind", "index", "expected"),
     [
-        (TWO, "worker", 0, (0, 2)),
         (TWO, "worker", 1, (1, 2)),
         ({"chief": ["c:1"], **TWO}, "chief", 0, (0, 3)),
         ({"chief": ["c:1"], **TWO}, "worker", 1, (2, 3)),
@@ -126,16 +119,20 @@ def gpus(count):
 CPU = ("/job:worker/replica:0/task:0/device:CPU:0",)
 
 
-def test_devices_of_different_types_are_named_on_all_workers(compare):
-    for error in compare(gpus(2), CPU, gpus(2)):
-        assert isinstance(error, DisagreementError)
-        assert str(error).startswith(
-            "workers must have devices of the same type, because TensorFlow's collectives need it, "
-            "got GPU (rank 0, 2), CPU (rank 1): set CUDA_VISIBLE_DEVICES=-1 for all workers"
-        )
+TYPES = (
+    "workers must have devices of the same type, because TensorFlow's collectives need it, got "
+    "GPU (rank 0, 2), CPU (rank 1): set CUDA_VISIBLE_DEVICES=-1 for all workers"
+)
 
 
-def test_different_numbers_of_devices_are_named_on_all_workers(compare):
-    for error in compare(gpus(2), gpus(1)):
-        assert isinstance(error, ValueError)
-        assert "the same number of devices, got [2, 1] by rank" in str(error)
+@pytest.mark.parametrize(
+    ("devices", "kind", "words"),
+    [
+        ((gpus(2), CPU, gpus(2)), DisagreementError, TYPES),
+        ((gpus(2), gpus(1)), ValueError, "the same number of devices, got [2, 1] by rank"),
+    ],
+)
+def test_other_devices_are_named_on_all_workers(compare, devices, kind, words):
+    for error in compare(*devices):
+        assert isinstance(error, kind)
+        assert words in str(error)

@@ -14,15 +14,12 @@ WHEEL = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
 @pytest.mark.parametrize(
     ("capability", "built", "status"),
     [
-        ((8, 9), WHEEL, "ok"),
         ((8, 6), WHEEL, "ok"),  # code of 8.0
         ((9, 0), WHEEL, "ok"),  # "compute" contains the code, too
         ((10, 0), WHEEL, "note"),
         ((12, 0), WHEEL, "problem"),
-        ((12, 1), WHEEL, "problem"),
         ((12, 1), [*WHEEL, "sm_120"], "ok"),
         ((12, 0), ["7.5", "12.0"], "ok"),
-        ((6, 1), WHEEL, "ok"),
         ((5, 2), WHEEL, "problem"),
         ((8, 0), ["sm_86", "compute_90"], "problem"),
         ((8, 6), ["compute_70", "sm_90"], "note"),
@@ -67,17 +64,12 @@ def machine(monkeypatch):
     return devices
 
 
-def test_each_model_of_the_gpus_is_compared_with_the_build(machine):
+def test_each_model_of_the_gpus_of_nvidia_is_compared_with_the_build(machine):
     old, new = ({"device_name": f"X{major}", "compute_capability": (major, 0)} for major in (8, 12))
     count, *models = machine(old, new, new, by_driver=3, cuda_compute_capabilities=WHEEL)
     assert count == ok("devices of TensorFlow", "3 GPUs")
-    assert [(found.check, found.status) for found in models] == [
-        ("GPU: X8", "ok"),
-        ("GPU: X12", "problem"),
-    ]
-
-
-def test_other_gpus_than_those_of_nvidia_are_only_counted(machine):
+    statuses = {found.check: found.status for found in models}
+    assert statuses == {"GPU: X8": "ok", "GPU: X12": "problem"}
     assert len(machine({"device_name": "MI300"}, is_rocm_build=True)) == 1
     assert len(machine({}, cuda_compute_capabilities=WHEEL)) == 1
 

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections import UserDict, namedtuple
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -130,8 +129,7 @@ class InMappings(InBatches):
     """A data set of global batches, which are no dicts."""
 
     def __getitem__(self, index):
-        x, y = super().__getitem__(index)
-        return UserDict(x=x, y=y)
+        return UserDict(zip("xy", super().__getitem__(index), strict=True))
 
 
 def slices():
@@ -148,103 +146,81 @@ def generated():
                                           output_signature=spec)  # fmt: skip
 
 
-@dataclass
 class Kind:
     """A data set in one form; `number` finds the sample's number in a sample."""
 
-    x: object
-    y: object = None
-    sample_weight: object = None
-    options: dict = field(default_factory=dict)
-    number: object = lambda sample: sample[1]
+    def __init__(self, *data, number=lambda sample: sample[1], options=None):
+        self.data, self.number, self.options = data, number, options or {}
 
     def open(self, **options):
-        return open_data(self.x, self.y, self.sample_weight, **self.options | options)
+        data = [each() if isinstance(each, type) else each for each in self.data]
+        return open_data(*data, **self.options | options)
 
 
 Pair = namedtuple("Pair", "a b")
 TUPLES = [(ROWS[i], i) for i in range(SAMPLES)]
+ARRAYS = UserDict(
+    big_endian=ROWS.astype(">f4"),
+    lists=NUMBERS.tolist(),
+    strings=[f"é{i}" for i in NUMBERS],
+    string_arrays=np.array([[f"{i}", "b"] for i in NUMBERS]),
+    paths=[Path(f"/data/{i}.png") for i in NUMBERS],
+    tensor=tf.constant(ROWS),
+    ragged=tf.ragged.constant(LENGTHS),
+    sparse=tf.sparse.from_dense(MATRIX),
+    scipy=scipy.sparse.csr_matrix(MATRIX),
+    nested=Pair([ROWS, ROWS * 2], dict(pd.DataFrame({"a": NUMBERS, "b": map(str, NUMBERS)}))),
+)
+LISTS = MapStyle([(LENGTHS[i], i) for i in range(SAMPLES)])
+MAPPINGS = MapStyle([UserDict(x=[i, i], text=str(i), nested=[{"i": i}]) for i in range(SAMPLES)])
+FRAME = pd.DataFrame({"a": NUMBERS, "b": 0.5}), pd.Series(NUMBERS + 1)
+SHUFFLED = slices().shuffle(9, seed=3, reshuffle_each_iteration=False)
+OF_ALL = {
+    "ragged": tf.ragged.constant(LENGTHS),
+    "sparse": tf.sparse.from_dense(MATRIX),
+    "y": NUMBERS,
+}
 KINDS = {
-    "numpy": lambda: Kind(ROWS, NUMBERS, NUMBERS * 0.5),
-    "big_endian": lambda: Kind(ROWS.astype(">f4"), NUMBERS),
-    "lists_of_numbers": lambda: Kind(NUMBERS.tolist(), NUMBERS.tolist()),
-    "several_inputs": lambda: Kind(
-        [ROWS, ROWS * 2], {"a": (ROWS, ROWS), "b": NUMBERS}, number=lambda s: s[1]["b"]
+    "numpy": Kind(ROWS, NUMBERS, NUMBERS * 0.5),
+    "lists_of_numbers": Kind(NUMBERS.tolist(), NUMBERS.tolist()),
+    "arrays": Kind(ARRAYS, {"a": (ROWS, ROWS), "b": NUMBERS}, number=lambda s: s[1]["b"]),
+    "frame": Kind(*FRAME, number=lambda s: s[1][0] - 1),
+    "items": Kind(MapStyle(TUPLES)),
+    "items_of_mappings": Kind(MAPPINGS, number=lambda s: s["nested"][0]["i"]),
+    "items_in_groups": Kind(InGroups(TUPLES)),
+    "items_on_threads": Kind(InGroups(TUPLES), options={"readers": 3}),
+    "items_padded": Kind(LISTS, options={"padded": True}),
+    "items_as_ragged": Kind(LISTS, options={"padded": False}),
+    "py_dataset": Kind(InMappings, number=lambda s: s["y"]),
+    "stream": Kind(slices()),
+    "stream_in_batches": Kind(slices().batch(5).prefetch(2)),
+    "stream_in_whole_batches": Kind(SHUFFLED.batch(X)),
+    "stream_of_all": Kind(
+        tf.data.Dataset.from_tensor_slices(OF_ALL).batch(6), number=lambda s: s["y"]
     ),
-    "named_tuples": lambda: Kind(Pair(ROWS, NUMBERS), NUMBERS),
-    "strings": lambda: Kind([f"é{i}" for i in NUMBERS], NUMBERS),
-    "string_arrays": lambda: Kind(np.array([[f"{i}", "b"] for i in NUMBERS]), NUMBERS),
-    "paths": lambda: Kind([Path(f"/data/{i}.png") for i in NUMBERS], NUMBERS),
-    "tensor": lambda: Kind(tf.constant(ROWS), tf.constant(NUMBERS)),
-    "ragged": lambda: Kind(tf.ragged.constant(LENGTHS), NUMBERS),
-    "sparse": lambda: Kind(tf.sparse.from_dense(MATRIX), NUMBERS),
-    "scipy": lambda: Kind(scipy.sparse.csr_matrix(MATRIX), NUMBERS),
-    "frame": lambda: Kind(
-        pd.DataFrame({"a": NUMBERS, "b": 0.5}), pd.Series(NUMBERS + 1), number=lambda s: s[1][0] - 1
-    ),
-    "dict_of_frame": lambda: Kind(
-        dict(pd.DataFrame({"a": NUMBERS, "b": [str(i) for i in NUMBERS]})), NUMBERS
-    ),
-    "items": lambda: Kind(MapStyle(TUPLES)),
-    "items_of_dicts": lambda: Kind(
-        MapStyle([{"x": [i, i], "text": str(i), "i": i} for i in range(SAMPLES)]),
-        number=lambda s: s["i"],
-    ),
-    "items_of_mappings": lambda: Kind(
-        MapStyle([UserDict(x=[i, i], nested=[UserDict(i=i)]) for i in range(SAMPLES)]),
-        number=lambda s: s["nested"][0]["i"],
-    ),
-    "mapping_of_arrays": lambda: Kind(
-        UserDict(x=ROWS, text=NUMBERS), UserDict(y=NUMBERS), number=lambda s: s[1]["y"]
-    ),
-    "py_dataset_of_mappings": lambda: Kind(InMappings(), number=lambda s: s["y"]),
-    "items_in_groups": lambda: Kind(InGroups(TUPLES)),
-    "items_on_threads": lambda: Kind(InGroups(TUPLES), options={"readers": 3}),
-    "items_padded": lambda: Kind(
-        MapStyle([(LENGTHS[i], i) for i in range(SAMPLES)]), options={"padded": True}
-    ),
-    "items_as_ragged": lambda: Kind(
-        MapStyle([(LENGTHS[i], i) for i in range(SAMPLES)]), options={"padded": False}
-    ),
-    "py_dataset": lambda: Kind(InBatches()),
-    "stream": lambda: Kind(slices()),
-    "stream_in_batches": lambda: Kind(slices().batch(5).prefetch(2)),
-    "stream_in_whole_batches": lambda: Kind(slices().shuffle(9, seed=3).batch(X)),
-    "stream_of_dicts": lambda: Kind(
-        slices().map(lambda x, y: {"x": x, "y": y}).batch(4), number=lambda s: s["y"]
-    ),
-    "stream_of_ragged": lambda: Kind(
-        tf.data.Dataset.from_tensor_slices((tf.ragged.constant(LENGTHS), NUMBERS)).batch(6)
-    ),
-    "stream_of_sparse": lambda: Kind(
-        tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(MATRIX), NUMBERS)).batch(6)
-    ),
-    "stream_padded": lambda: Kind(generated(), options={"num_samples": SAMPLES, "padded": True}),
-    "stream_of_padded_batches": lambda: Kind(
+    "stream_padded": Kind(generated(), options={"num_samples": SAMPLES, "padded": True}),
+    "stream_of_padded_batches": Kind(
         generated().padded_batch(4), options={"num_samples": SAMPLES, "padded": True}
     ),
-    "mapped": lambda: Kind(ROWS, NUMBERS, options={"map": lambda x, y: (x * 2, y)}),
-    "mapped_on_threads": lambda: Kind(
+    "mapped_on_threads": Kind(
         ROWS, NUMBERS, options={"map": lambda x, y: (x * 2, y), "readers": 3}
     ),
-    "mapped_to_any_length": lambda: Kind(
+    "mapped_to_any_length": Kind(
         NUMBERS, NUMBERS, options={"map": lambda x, y: (tf.range(x), y), "padded": True}
     ),
-    "mapped_stream": lambda: Kind(
-        slices(), options={"map": lambda x, y: (tf.strings.as_string(x), y)}
-    ),
-    "mapped_batches": lambda: Kind(ROWS, NUMBERS, options={"batch_map": lambda x, y: (x * 2, y)}),
+    "mapped_stream": Kind(slices(), options={"map": lambda x, y: (tf.strings.as_string(x), y)}),
+    "mapped_batches": Kind(ROWS, NUMBERS, options={"batch_map": lambda x, y: (x * 2, y)}),
 }
 
 
 def samples(batch):
     """The samples of a batch as nested lists, without the zeros at their ends."""
-    leaves = [
-        [_trimmed(row) for row in (tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor)
-                                   else leaf)]
-        for leaf in tf.nest.flatten(batch)
-    ]  # fmt: skip
+    leaves = [list(map(_trimmed, _dense(leaf))) for leaf in tf.nest.flatten(batch)]
     return [tf.nest.pack_sequence_as(batch, list(row)) for row in zip(*leaves, strict=True)]
+
+
+def _dense(leaf):
+    return tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor) else leaf
 
 
 def _trimmed(row):
@@ -256,10 +232,10 @@ def _trimmed(row):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_two_workers_draw_what_one_draws_and_each_sample_once(name):
-    kind = KINDS[name]()
+    kind = KINDS[name]
     data = kind.open()
     whole = list(data)
-    parts = [list(KINDS[name]().open(rank=rank)) for rank in (0, 1)]
+    parts = [list(kind.open(rank=rank)) for rank in (0, 1)]
     assert [len(batches) for batches in (whole, *parts)] == [STEPS] * 3
     for batch, *of_ranks in zip(whole, *parts, strict=True):
         together = [sample for part in of_ranks for sample in samples(part)]
@@ -273,16 +249,17 @@ def test_two_workers_draw_what_one_draws_and_each_sample_once(name):
 
 @pytest.mark.parametrize("name", ["numpy", "items", "py_dataset"])
 def test_random_access_is_shuffled_by_the_seed_in_each_epoch(name):
+    kind = KINDS[name]
     epochs = {
-        (seed, epoch): [samples(b) for b in KINDS[name]().open(seed=seed, step=epoch * STEPS)]
+        (seed, epoch): [samples(b) for b in kind.open(seed=seed, step=epoch * STEPS)]
         for seed in (1, 2)
         for epoch in (0, 1)
     }
     assert len({str(epoch) for epoch in epochs.values()}) == 4
-    again = [samples(batch) for batch in KINDS[name]().open(seed=1, step=STEPS)]
+    again = [samples(batch) for batch in kind.open(seed=1, step=STEPS)]
     assert again == epochs[1, 1]
-    ordered = KINDS[name]().open(shuffle=False, step=STEPS)
-    numbers = [int(sample[1]) for batch in ordered for sample in samples(batch)]
+    ordered = kind.open(shuffle=False, step=STEPS)
+    numbers = [int(kind.number(sample)) for batch in ordered for sample in samples(batch)]
     assert numbers == NUMBERS.tolist()
 
 
@@ -290,9 +267,9 @@ def test_values_keep_their_types():
     weights = np.ones(SAMPLES, np.float64)
     x, y, w = next(iter(open_data(ROWS.astype("u1"), NUMBERS.astype("f2"), weights)))
     assert (x.dtype, y.dtype, w.dtype) == (tf.uint8, tf.float16, tf.float64)
-    x, _ = next(iter(KINDS["strings"]().open(shuffle=False)))
-    assert x[1].numpy().decode() == "é1"
-    x, y = next(iter(KINDS["frame"]().open(shuffle=False)))
+    x, _ = next(iter(KINDS["arrays"].open(shuffle=False)))
+    assert x["strings"][1].numpy().decode() == "é1"
+    x, y = next(iter(KINDS["frame"].open(shuffle=False)))
     assert (x.shape, y.shape, x.dtype) == ((X, 2), (X, 1), tf.float64)
 
 
@@ -308,7 +285,7 @@ def test_epochs_of_own_length_continue_the_pass():
     assert len(drawn) == 5 * X
 
 
-@pytest.mark.parametrize("step", [0, 2, 3, 4, 7])
+@pytest.mark.parametrize("step", [2, 4, 7])
 def test_a_stream_starts_at_the_running_step_of_its_pass(step):
     expected = [list(range(i, min(i + X, SAMPLES))) for i in range(0, SAMPLES, X)]
     for records in (slices(), slices().batch(X), slices().batch(5)):
@@ -341,8 +318,9 @@ RESHUFFLED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("name", RESHUFFLED)
+@pytest.mark.parametrize(
+    ("name", "prefetch"), [("shuffle", 0), *((name, 2) for name in RESHUFFLED)]
+)
 def test_a_reshuffled_stream_has_the_order_of_epochs_in_one_process(name, prefetch):
     plain, whole = RESHUFFLED[name](), RESHUFFLED[name]()
     plain = (plain.unbatch() if "batch" in name else plain).batch(X)
@@ -384,7 +362,6 @@ def test_an_endless_stream_needs_only_the_steps_of_an_epoch():
     ("records", "samples"),
     [
         (lambda: slices(), SAMPLES),
-        (lambda: slices().batch(4), SAMPLES),
         (lambda: slices().batch(4, drop_remainder=True), 24),
         (lambda: slices().shuffle(5, seed=1).batch(4).map(lambda x, y: (x, y)).prefetch(1), 27),
         (lambda: slices().batch(9, drop_remainder=True).map(with_mirrored), 54),
@@ -394,7 +371,6 @@ def test_an_endless_stream_needs_only_the_steps_of_an_epoch():
         (lambda: slices().batch(2).unbatch().apply(
             tf.data.experimental.assert_cardinality(20)), 20),
         (lambda: slices().repeat(2).batch(4), 54),
-        (lambda: slices().batch(4).take(3), None),
         (lambda: slices().filter(lambda x, y: y > 3), None),
         (lambda: slices().batch(4).repeat(2), None),
     ],
@@ -427,12 +403,6 @@ def test_a_stream_that_is_collected_while_a_step_is_traced_adds_nothing_to_the_s
     assert not step.get_concrete_function().graph.get_operations()
 
 
-def test_a_stream_with_fewer_samples_than_promised_says_so():
-    batches = open_data(slices().filter(lambda x, y: y > 9), num_samples=27)
-    with pytest.raises(tf.errors.OpError, match=r"ended after 17 of 27 samples: pass the right"):
-        list(batches)
-
-
 @pytest.mark.parametrize("promised", [20, 24])
 def test_a_stream_with_more_samples_than_promised_says_so_in_its_first_pass(promised):
     unknown = slices().filter(lambda x, y: True)
@@ -449,10 +419,17 @@ def test_a_function_that_adds_samples_to_batches_is_noticed():
     assert len(list(open_data(slices().batch(9).map(with_mirrored), num_samples=54))) == 7
 
 
-@pytest.mark.parametrize("step", [0, 1, 2])
-def test_a_stream_that_ends_with_a_whole_batch_too_early_says_so(step):
-    batches = open_data(slices().take(16).filter(lambda x, y: True), num_samples=27, step=step)
-    with pytest.raises(tf.errors.OpError, match=r"ended after 16 of 27 samples: pass the right"):
+@pytest.mark.parametrize(
+    ("records", "count", "step"),
+    [
+        (slices().filter(lambda x, y: y > 9), 17, 0),
+        (slices().take(16).filter(lambda x, y: True), 16, 0),  # ends with a whole batch
+        (slices().take(16).filter(lambda x, y: True), 16, 2),
+    ],
+)
+def test_a_stream_with_fewer_samples_than_promised_says_so(records, count, step):
+    batches = open_data(records, num_samples=27, step=step)
+    with pytest.raises(tf.errors.OpError, match=rf"after {count} of 27 samples: pass the right"):
         list(batches)
 
 
@@ -621,8 +598,7 @@ def test_a_py_dataset_may_change_its_items_between_passes():
     assert [int(x[0, 0]) // 100 for x, _ in batches] == [1, 1, 1, 2, 2, 2, 3]
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize(("prefetch", "is_new"), [(0, True), (2, True), (2, False)])
 def test_the_hooks_of_a_py_dataset_are_called_as_in_a_fit_of_keras(prefetch, is_new):
     class Noting(InBatches):
         calls = ()
@@ -639,7 +615,7 @@ def test_the_hooks_of_a_py_dataset_are_called_as_in_a_fit_of_keras(prefetch, is_
 
     plain, items = Noting(), Noting()
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     feed = TrainingInput(StubSession(), None)
     options = InputOptions(items, shuffle=False, prefetch=prefetch)
     for fit in range(2):
@@ -778,16 +754,15 @@ class OddBatch(InBatches):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (lambda: labels(0.5), "sample 20 has another data type than sample 0: let __getitem__"),
-        (lambda: labels("a"), "sample 20 has another data type than sample 0: let __getitem__"),
-        (lambda: labels(None), "sample 20 of MapStyle cannot be read: .*got None: fill it in"),
-        (lambda: labels((1, 2)), "sample 20 of MapStyle cannot be read: "),
-        (OddBatch, "item 1 of OddBatch has another data type than item 0: convert"),
+        (labels(0.5), "sample 20 has another data type than sample 0: let __getitem__"),
+        (labels(None), "sample 20 of MapStyle cannot be read: .*got None: fill it in"),
+        (labels((1, 2)), "sample 20 of MapStyle cannot be read: "),
+        (OddBatch(), "item 1 of OddBatch has another data type than item 0: convert"),
     ],
 )
 def test_values_of_another_kind_are_named_with_the_remedy(data, message):
     with pytest.raises(tf.errors.OpError, match=message):
-        list(open_data(data()))
+        list(open_data(data))
 
 
 def test_an_array_that_changes_is_named_with_the_remedy():
@@ -801,12 +776,10 @@ def test_an_array_that_changes_is_named_with_the_remedy():
 @pytest.mark.parametrize(
     "x",
     [
-        np.array([["a"], ["b"]] * 4),
         np.array([[b"a"], [b"b"]] * 4),
-        np.array([["a"], ["b"]] * 4, object),
         pd.DataFrame({"x": ["a", "b"] * 4}),
     ],
-    ids=["text", "bytes", "objects", "frame"],
+    ids=["bytes", "frame"],
 )
 def test_keras_takes_validation_data_of_strings(x):
     tail, y = Arrays(x, np.arange(8), None, 0.25).validation_data
@@ -825,11 +798,14 @@ def test_work_is_that_of_the_samples_to_train_on(split, kept):
     assert len(_of_training(NUMBERS, Items(MapStyle(TUPLES)))) == 27
 
 
+LOADER = type("DataLoader", (), {"__module__": "torch.utils.data.dataloader"})()
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
         (((i for i in range(9)),), {}, r"must not be a generator.*from_generator\(function"),
-        ((iter([1]),), {}, r"must not be a list_iterator.*from_generator\(function"),
+        ((LOADER,), {}, r"pass its data set, loader\.dataset, and readers="),
         ((object(),), {}, r"x must be arrays, a tf\.data\.Dataset.*got object"),
         ((np.float32(3),), {}, "pass one array per input"),
         (([[1, 2], [3]],), {}, r"list of lists: pass np\.asarray\(x\), or tf\.ragged\.constant"),
@@ -840,7 +816,6 @@ def test_work_is_that_of_the_samples_to_train_on(split, kept):
         ((ROWS, NUMBERS[:5]), {}, r"same number of samples, got shapes \[\(27, 3\), \(5,\)\]"),
         ((MapStyle(TUPLES), NUMBERS), {}, r"y and sample_weight must be None if x is a MapStyle"),
         ((MapStyle([]),), {}, "MapStyle has no samples"),
-        ((MapStyle([(1, None)]),), {}, "got None"),
         ((labels(0.5, number=26),), {}, "sample 26 has another data type than sample 0"),
         ((pd.DataFrame({"a": pd.array([1, None], "Int64")}),), {}, r"x\['a'\] has missing values"),
         ((ROWS[:2], pd.Series(["a", None])), {}, r"y\[0\] has missing values: fill them in"),
@@ -850,7 +825,6 @@ def test_work_is_that_of_the_samples_to_train_on(split, kept):
             {},
             "item 0 of NumpyArrayIterator must be a global batch of 8 samples, got .5.",
         ),
-        ((InBatches(size=5),), {}, r"item 0 of InBatches must be a global batch of 8 samples"),
         ((slices(), NUMBERS), {}, r"y must not be given for a tf\.data\.Dataset: let its elements"),
         ((slices(),), {"shuffle": True}, r"shuffle must not be given.*shuffle\(buffer_size, seed"),
         ((slices(),), {"seed": 3}, r"seed must not be given for a tf\.data\.Dataset"),
@@ -860,18 +834,16 @@ def test_work_is_that_of_the_samples_to_train_on(split, kept):
         ((ROWS,), {"validation_split": 1.0}, r"validation_split must be in \[0, 1\), got 1\.0"),
         ((ROWS,), {"num_samples": 5}, r"options for a tf\.data\.Dataset only"),
         ((ROWS,), {"readers": 0}, "readers must be an integer >= 1, got 0"),
+        ((ROWS,), {"readers": True}, "readers must be an integer >= 1, got True"),
         ((ROWS,), {"prefetch": -1}, "prefetch must be an integer >= 0, got -1"),
+        ((ROWS,), {"prefetch": False}, "prefetch must be an integer >= 0, got False"),
+        ((ROWS,), {"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
+        ((ROWS,), {"padded": 1}, "padded must be True or False, got 1"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_remedy(arguments, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         open_data(*arguments, **options)
-
-
-def test_a_torch_loader_is_refused():
-    loader = type("DataLoader", (), {"__module__": "torch.utils.data.dataloader"})()
-    with pytest.raises(ValueError, match=r"pass its data set, loader\.dataset, and readers="):
-        open_data(loader)
 
 
 @pytest.mark.parametrize(
@@ -908,17 +880,3 @@ def test_placeholders_have_no_thread_that_can_hold_up_the_end_of_a_fit():
     placeholders = PlaceholderDataset(pipeline, strategy, Mock())
     assert isinstance(iter(placeholders), itertools.repeat)
     assert [leaf.shape for leaf in next(iter(placeholders))] == [(1, 2), (1,)]
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
-        ({"padded": 1}, "padded must be True or False, got 1"),
-        ({"prefetch": False}, "prefetch must be an integer >= 0, got False"),
-        ({"readers": True}, "readers must be an integer >= 1, got True"),
-    ],
-)
-def test_values_of_a_wrong_type_are_named(options, problem):
-    with pytest.raises((TypeError, ValueError), match=problem):
-        InputOptions(ROWS, **options)
