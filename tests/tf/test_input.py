@@ -79,23 +79,16 @@ def open_data(x, y=None, sample_weight=None, *, rank=None, step=0, **options):
 class MapStyle:
     """A data set as PyTorch's: an item is a sample."""
 
-    def __init__(self, items):
-        self.items, self.threads = items, set()
-        self.meeting = None  # of the threads with the first two reads
+    def __init__(self, items, before_read=lambda: None):
+        self.items, self.before_read = items, before_read
 
     def __len__(self):
         return len(self.items)
 
     def __getitem__(self, index):
         assert isinstance(index, int)
-        self.note_thread()
+        self.before_read()
         return self.items[index]
-
-    def note_thread(self):
-        meeting, is_new = self.meeting, threading.get_ident() not in self.threads
-        self.threads.add(threading.get_ident())
-        if meeting and is_new and len(self.threads) <= 2:
-            meeting.wait()
 
 
 class InGroups(MapStyle):
@@ -103,7 +96,7 @@ class InGroups(MapStyle):
 
     def __getitems__(self, indices):
         assert isinstance(indices, list)
-        self.note_thread()
+        self.before_read()
         return [self.items[i] for i in indices]
 
 
@@ -506,10 +499,16 @@ def test_memory_maps_and_hdf5_are_read_by_batch(tmp_path):
 
 
 def test_readers_are_threads():
-    for kind in (MapStyle(TUPLES), InGroups(TUPLES)):
-        kind.meeting = threading.Barrier(2, timeout=HANG_SECONDS)
-        list(open_data(kind, readers=3))
-        assert len(kind.threads) > 1
+    for kind in (MapStyle, InGroups):
+        threads, meeting = set(), threading.Barrier(2, timeout=HANG_SECONDS)
+
+        def meet(threads=threads, meeting=meeting):
+            is_new = threading.get_ident() not in threads
+            threads.add(threading.get_ident())
+            if is_new and len(threads) <= 2:
+                meeting.wait()
+
+        list(open_data(kind(TUPLES, meet), readers=3))
     seen = set()
 
     def spy(x, y):
