@@ -20,6 +20,7 @@ from pathlib import Path
 import commands
 import pytest
 from doc_pages import ROOT, Block, Page, documents
+from waits import HANG_SECONDS
 
 from lbbsp_core.runtime.record.record import StepLine, run_header
 from lbbsp_core.runtime.record.writer import RunRecord
@@ -60,7 +61,7 @@ def outcomes(set_up: str, folder: Path) -> dict[Block, str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG_SECONDS,
     )
     assert process.returncode == 0, process.stderr
     return dict(zip(blocks, json.loads(process.stdout.splitlines()[-1]), strict=True))
@@ -133,7 +134,7 @@ def test_commands_exist(block, folder, monkeypatch):
         typed = [line for line in text.splitlines() if line.startswith("$ ")]
         text = "\n".join(line.removeprefix("$ ") for line in typed)
     elif shutil.which("bash"):
-        subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=60)
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=HANG_SECONDS)
     for command in commands.commands(text):
         commands.check(command)
 
@@ -164,7 +165,7 @@ def test_the_first_command_of_the_readme_prints_what_is_shown():
     [shown] = [block.text.splitlines() for block in readme if block.language == "text"]
     words = [sys.executable, "-m", "lbbsp_core", *command.split()[1:]]
     printed = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        words, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=True
     )
     lines = [line.replace("\u2503", "\u2502") for line in printed.stdout.splitlines()]
     assert [line for line in shown if line not in lines] == []

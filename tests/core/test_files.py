@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from waits import HANG_SECONDS
 
 from lbbsp_core.files import require_writable, write_whole
 
@@ -36,7 +37,7 @@ def test_writers_of_one_name_do_not_mix(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_SECONDS)
     assert path.read_bytes() in texts
     assert os.listdir(tmp_path) == ["file"]
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import HANG_SECONDS
 
 import lbbsp_core
 
@@ -29,7 +30,11 @@ assert predictor.predict(predictor.update(predictor.init(), Measurement(10, 1.0)
 
 def python(text: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
@@ -50,7 +55,8 @@ def test_an_import_loads_what_it_uses(statement: str, most: int) -> None:
 
 
 def test_nothing_heavy_is_loaded() -> None:
-    loaded = python(f"from lbbsp_core import *; {HEAVY}; {OURS}")
+    modules = "lbbsp_core.sim, lbbsp_core.cost.fitting"
+    loaded = python(f"from lbbsp_core import *; import {modules}; {HEAVY}; {OURS}")
     heavy = {"scipy", "psutil", "statsmodels", "sklearn", "matplotlib", "typer", "rich"}
     own = {f"lbbsp_core.{each}" for each in ("launch", "profiler", "processes", "report", "cli")}
     assert "lbbsp_core.runtime.loop.session" in loaded

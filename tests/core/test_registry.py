@@ -27,7 +27,6 @@ from lbbsp_core import (
     Predictor,
     ProportionalControl,
     Recurrent,
-    Synchroniser,
 )
 from lbbsp_core.registry import (
     POLICIES,
@@ -81,56 +80,38 @@ def test_every_predictor_can_be_built(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "made"),
+    ("family", "text", "made"),
     [
-        ("bsp", Even()),
-        ("lbbsp", LoadBalanced()),
-        ("lbbsp-every", LoadBalanced(min_gain=0.0)),
-        ("lbbsp:min_gain=0", LoadBalanced(min_gain=0)),
-        ("lbbsp:0.1", LoadBalanced(min_gain=0.1)),
-        ("lbbsp:0.1:interval=4", LoadBalanced(min_gain=0.1, interval=4)),
-        ("lbbsp-every:3", LoadBalanced(min_gain=0.0, interval=3)),
-        ("lbbsp_core.policy:LoadBalanced:interval=2", LoadBalanced(interval=2)),
+        (POLICIES, "bsp", Even()),
+        (POLICIES, "lbbsp", LoadBalanced()),
+        (POLICIES, "lbbsp-every", LoadBalanced(min_gain=0.0)),
+        (POLICIES, "lbbsp:min_gain=0", LoadBalanced(min_gain=0)),
+        (POLICIES, "lbbsp:0.1", LoadBalanced(min_gain=0.1)),
+        (POLICIES, "lbbsp:0.1:interval=4", LoadBalanced(min_gain=0.1, interval=4)),
+        (POLICIES, "lbbsp-every:3", LoadBalanced(min_gain=0.0, interval=3)),
+        (POLICIES, "lbbsp_core.policy:LoadBalanced:interval=2", LoadBalanced(interval=2)),
+        (PREDICTORS, "ema0.2", Ema(0.2)),
+        (PREDICTORS, "lbbsp_core:Ema:0.3", Ema(0.3)),
+        (PREDICTORS, "rnn", Recurrent("rnn", horizon=3)),
+        (PREDICTORS, "rnn:hidden=4", Recurrent("rnn", horizon=3, hidden=4)),
+        (PREDICTORS, "narx", Narx(horizon=3)),
+        (PREDICTORS, "narx:horizon=1", Narx(horizon=1)),
+        (PREDICTORS, "narx:use_exogenous=False", Narx(horizon=3, use_exogenous=False)),
+        (PREDICTORS, "narx-without-drivers", Narx(horizon=3, use_exogenous=False)),
+        (PREDICTORS, "mixture:eta=0.5", Mixture(horizon=3, eta=0.5)),
+        (SYNCHRONISERS, "bsp", BSP()),
+        (SYNCHRONISERS, "ssp:3", SSP(3)),
+        (SYNCHRONISERS, "ssp:staleness=3", SSP(3)),
+        (SYNCHRONISERS, "ssp:inf", SSP(math.inf)),
+        (SYNCHRONISERS, "asp", ASP()),
+        (SYNCHRONISERS, "dssp:3:15", DSSP(3, 15)),
+        (SYNCHRONISERS, "dssp:upper=15:lower=3", DSSP(3, 15)),
+        (SYNCHRONISERS, "elasticbsp:15", ElasticBSP(15)),
+        (SYNCHRONISERS, "elasticbsp:4:warmup=1", ElasticBSP(4, warmup=1)),
     ],
 )
-def test_policies_by_name(text: str, made: Policy) -> None:
-    assert POLICIES.build(text) == made
-
-
-@pytest.mark.parametrize(
-    ("text", "made"),
-    [
-        ("ema0.2", Ema(0.2)),
-        ("lbbsp_core:Ema:0.3", Ema(0.3)),
-        ("rnn", Recurrent("rnn", horizon=3)),
-        ("rnn:hidden=4", Recurrent("rnn", horizon=3, hidden=4)),
-        ("narx", Narx(horizon=3)),
-        ("narx:horizon=1", Narx(horizon=1)),
-        ("narx:use_exogenous=False", Narx(horizon=3, use_exogenous=False)),
-        ("narx-without-drivers", Narx(horizon=3, use_exogenous=False)),
-        ("mixture:eta=0.5", Mixture(horizon=3, eta=0.5)),
-    ],
-)
-def test_predictors_by_name(text: str, made: Predictor) -> None:
-    assert PREDICTORS.build(text, horizon=3) == made
-
-
-@pytest.mark.parametrize(
-    ("text", "made"),
-    [
-        ("bsp", BSP()),
-        ("ssp:3", SSP(3)),
-        ("ssp:staleness=3", SSP(3)),
-        ("ssp:inf", SSP(math.inf)),
-        ("asp", ASP()),
-        ("dssp:3:15", DSSP(3, 15)),
-        ("dssp:upper=15:lower=3", DSSP(3, 15)),
-        ("elasticbsp:15", ElasticBSP(15)),
-        ("elasticbsp:4:warmup=1", ElasticBSP(4, warmup=1)),
-    ],
-)
-def test_synchronisers_by_name(text: str, made: Synchroniser) -> None:
-    assert SYNCHRONISERS.build(text) == made
+def test_components_by_name(family: Any, text: str, made: Any) -> None:
+    assert family.build(text, horizon=3) == made
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,16 +20,6 @@ PREDICTORS: list[Predictor] = [LastValue(), Ema(), Ema(0.2), Ema(1.0)]
 def test_contract(predictor: Predictor, drivers: int) -> None:
     assert isinstance(predictor, Predictor)
     check_predictor(predictor, drivers=drivers, arrays=True)
-
-
-def test_import_loads_neither_scipy_nor_statsmodels() -> None:
-    """Checks in a new interpreter: both take long to import and only fits need them."""
-    program = (
-        "import sys, lbbsp_core.predict, lbbsp_core.cost.fitting, lbbsp_core.allocation\n"
-        "print({name.partition('.')[0] for name in sys.modules} & {'scipy', 'statsmodels'})"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "set()\n", done.stderr
 
 
 def predicted(predictor: Predictor, speeds: Sequence[float]) -> list[Any]:

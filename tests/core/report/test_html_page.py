@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("jinja2")
 
 from report_runs import HOSTILE, Page, header, line, run_of, save, steady
+from waits import HANG_SECONDS
 
 from lbbsp_core.report.html.write import describe, write_report
 from lbbsp_core.report.page import page
@@ -197,7 +198,9 @@ def shown(folder, text):
     command = [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
                "--virtual-time-budget=20000", f"--user-data-dir={folder / 'profile'}",
                "--dump-dom", (folder / "frame.html").as_uri()]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     messages = [entry for entry in done.stderr.splitlines() if "CONSOLE" in entry]
     found = re.search("FOUND({.*})END", done.stdout)
     assert found, done.stderr[-2000:]
