@@ -320,10 +320,10 @@ class _Servers:
         self, optimizer: Optimizer, service: CoordinatorService | None, *, keeps_pushes: bool
     ) -> None:
         """Sends the model to the servers, worker 0 also the rest they run; a collective."""
-        self._keeps_pushes = keeps_pushes
         values = {i: param.list_data()[0].as_nd_ndarray() for i, param in enumerate(self._params)}
         if keeps_pushes:
             values |= {self.keys.sums + i: mx.nd.zeros_like(values[i]) for i in self.learning}
+            values |= {key: mx.nd.zeros((1,)) for key in self.keys.barriers}
         values[self.keys.questions] = mx.nd.array(coordination.empty_questions(self.workers))
         values[self.keys.log] = mx.nd.array(coordination.empty_log())
         with self.waiting("for all workers to send the model"):
@@ -331,7 +331,7 @@ class _Servers:
         if service is not None:
             optimizer.set_lr_mult({i: param.lr_mult for i, param in enumerate(self._params)})
             optimizer.set_wd_mult({i: param.wd_mult for i, param in enumerate(self._params)})
-            sent = ServerOptimizer(optimizer, self.keys, service, keeps_pushes=keeps_pushes)
+            sent = ServerOptimizer(optimizer, self.keys, service)
             with self.waiting("for the servers to receive the optimizer"):
                 self._native.set_optimizer(sent)
         if cluster.in_cluster():
@@ -358,12 +358,20 @@ class _Servers:
         """Pushes this worker's new gradients, and waits until the servers have received them."""
         first = self.keys.sums if to_sum else 0
         fresh = clear_stale(self._params[i] for i in self.learning)
-        is_signal = self._keeps_pushes and not to_sum  # to update by the sums
-        numbers = [i for i, new in zip(self.learning, fresh, strict=True) if new or is_signal]
+        numbers = [i for i, new in zip(self.learning, fresh, strict=True) if new]
+        self._push([first + i for i in numbers], [self._params[i].list_grad() for i in numbers])
+
+    def apply_sums(self) -> None:
+        """Lets the servers update the parameters by their sums, which are empty then."""
+        keys = list(self.keys.barriers)
+        self._push(keys, [mx.nd.zeros((1,)) for _ in keys])
+        gradients = [self._params[i].list_grad() for i in self.learning]
+        self._push(self.learning, gradients)  # only signals: the values are not read
+
+    def _push(self, keys: Sequence[int], values: Sequence[Arrays | mx.nd.NDArray]) -> None:
         with self.waiting("for the servers to receive its gradients"):
-            if numbers:
-                gradients = [self._params[i].list_grad() for i in numbers]
-                self._native.push([first + i for i in numbers], gradients)
+            if keys:
+                self._native.push(list(keys), list(values))
             mx.nd.waitall()
 
     def keep_gradients(self) -> None:

@@ -1,8 +1,8 @@
 """Optimizers on the parameter servers: with the coordinator of an `AsyncTrainer`, or a script's.
 
 MXNet's servers of ``dist_async`` call the optimizer for every push to a key. Some keys do not
-hold parameters: a push to these adds to a sum of gradients, or asks the coordinator a question; a
-pull of the same key returns the answer.
+hold parameters: a push to these adds to a sum of gradients, announces that the sums are complete,
+or asks the coordinator a question; a pull of the same key returns the answer.
 """
 
 from __future__ import annotations
@@ -51,21 +51,25 @@ class Keys(NamedTuple):
         """Key of the coordinator's log."""
         return self.questions + self.servers
 
+    @property
+    def barriers(self) -> range:
+        """Keys of barriers, one on each server."""
+        return range(self.log + 1, self.log + 1 + self.servers)
+
 
 class ServerOptimizer(Optimizer):
     """Optimizer that the servers run.
 
-    `service` answers questions, on the server that has their key. With `keeps_pushes` gradients are
-    summed; zeros without a sum then update nothing.
+    `service` answers questions, on the server that has their key. A push to a parameter's key is a
+    gradient, which updates the parameter; after a push to the server's key of barriers, the next one
+    only says that the parameter is to be updated by its sum.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, keys: Keys, service: CoordinatorService, *, keeps_pushes: bool
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, keys: Keys, service: CoordinatorService) -> None:
         super().__init__(multi_precision=optimizer.multi_precision)
-        self._keeps_pushes = keeps_pushes
         self.optimizer, self._keys, self._service = optimizer, keys, service
-        self._sums: dict[int, mx.nd.NDArray] = {}
+        self._sums: dict[int, mx.nd.NDArray] = {}  # by parameter; none without a gradient
+        self._due: set[int] = set()  # parameters that wait for their update at a barrier
 
     def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> State:
         """Creates the optimizer's state for a parameter; other keys have none."""
@@ -87,17 +91,20 @@ class ServerOptimizer(Optimizer):
                 self._sums[index - keys.sums] = weight
             elif index == keys.questions:
                 _answer(weight, grad, service.answer, QUESTION_WIDTH)
-            else:
+            elif index == keys.log:
                 _answer(weight, grad, service.log, LOG_WIDTH)
+            else:
+                self._due = set(range(keys.parameters))
 
     def _update(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
-        """Updates a parameter by its sum if gradients were summed, else by the pushed gradient."""
+        """Updates a parameter by the pushed gradient or, at a barrier, by its sum."""
+        if index not in self._due:
+            self.optimizer.update_multi_precision(index, weight, grad, state)
+            return
+        self._due.remove(index)
         total = self._sums.pop(index, None)
-        if total is None and self._keeps_pushes and not grad.asnumpy().any():
-            return  # no worker has a gradient
-        used = grad if total is None else total
-        self.optimizer.update_multi_precision(index, weight, used, state)
         if total is not None:
+            self.optimizer.update_multi_precision(index, weight, total, state)
             total[:] = 0
 
 

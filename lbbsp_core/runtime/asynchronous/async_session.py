@@ -79,6 +79,9 @@ class Servers(Protocol):
     def push_gradients(self, *, to_sum: bool) -> None:
         """Pushes this worker's gradients into the model, or into the sum of kept gradients."""
 
+    def apply_sums(self) -> None:
+        """Updates the model by the sum of kept gradients, which is empty then."""
+
     def waiting(self, what: str) -> AbstractContextManager[None]:
         """Bounds the time spent inside the context, in which this worker waits for others."""
 
@@ -379,7 +382,7 @@ class AsyncSession:
     def _update_if(self, last: int) -> None:
         """Updates the model by the sum, if this worker's gradient has completed it."""
         if last:
-            self.servers.push_gradients(to_sum=False)  # only a signal: the values are not read
+            self.servers.apply_sums()
             self._ask(Question.APPLIED)
 
     def _compare(self, fact: int, mine: str) -> None:

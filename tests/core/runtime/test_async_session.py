@@ -63,13 +63,13 @@ class Servers:
 
     def push_gradients(self, *, to_sum):
         with self.server.lock:
-            if to_sum:
-                self.server.sum += self.gradient
-            elif self.server.sum.any():  # the push only says that the sum is complete
-                self.server.model += self.server.sum
-                self.server.sum[:] = 0
-            else:
-                self.server.model += self.gradient
+            entered = self.server.sum if to_sum else self.server.model
+            entered += self.gradient
+
+    def apply_sums(self):
+        with self.server.lock:
+            self.server.model += self.server.sum
+            self.server.sum[:] = 0
 
     def waiting(self, what):
         return nullcontext()

@@ -1,0 +1,195 @@
+"""What asynchronous sessions learn from, sample by sample, in random interleavings.
+
+The loss is the sum of one weight for each sample, so that the model is a ledger: a sample's weight
+says how often its gradient has entered. Sessions and the servers' optimizer are the real ones; a
+scheduler chooses whose next call reaches the servers.
+"""
+
+import random
+import threading
+from collections import Counter
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from helpers import gluon  # noqa: F401  skips without MXNet
+from waits import HANG_SECONDS
+
+from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, SessionOptions
+from lbbsp_core.order import SampleStream
+from lbbsp_core.runtime.asynchronous import async_session
+from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
+from lbbsp_core.runtime.asynchronous.coordination import empty_questions
+from lbbsp_mx.store.server_optimizer import Keys, ServerOptimizer
+
+WORKERS, X, SAMPLES, EPOCHS = 3, 12, 80, 2
+SCHEMES = {
+    "bsp": (BSP(), False),
+    "bsp_shared": (BSP(), 0.5),
+    "ssp": (SSP(2), False),
+    "dssp": (DSSP(1, 4), False),
+    "asp": (ASP(), False),
+    "elastic": (ElasticBSP(lookahead=4, warmup=1), False),
+}
+
+
+class Sgd:
+    """Descent with a rate of one, on NumPy arrays."""
+
+    multi_precision = False
+
+    def update_multi_precision(self, index, weight, grad, state):
+        weight -= grad
+
+
+class Scheduler:
+    """Lets one worker go on at a time, chosen at random when all of them are about to call."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.speeds = [self.random.choice((1.0, 0.3, 0.05)) for _ in range(WORKERS)]
+        self.now, self._turn = 0.0, None
+        self._calling, self._running = set(), WORKERS
+        self._changed = threading.Condition()
+
+    def take_turn(self, rank):
+        with self._changed:
+            self._calling.add(rank)
+            self._choose()
+            assert self._changed.wait_for(lambda: self._turn == rank, HANG_SECONDS)
+            self._turn = None
+            self._calling.remove(rank)
+
+    def end(self):
+        with self._changed:
+            self._running -= 1
+            self._choose()
+
+    def _choose(self):
+        if self._calling and len(self._calling) == self._running:
+            calling = sorted(self._calling)
+            (self._turn,) = self.random.choices(calling, [self.speeds[rank] for rank in calling])
+            self.now += self.random.random()
+            self._changed.notify_all()
+
+
+class Cluster:
+    """Two parameters, their sums and the coordinator, on one server."""
+
+    def __init__(self, seed):
+        self.scheduler = Scheduler(seed)
+        self.keys = Keys(parameters=2, servers=1)
+        self.model = {key: np.zeros(SAMPLES) for key in (0, 1)}
+        self.values = self.model | {self.keys.sums + key: np.zeros(SAMPLES) for key in (0, 1)}
+        self.values |= {key: np.zeros(1) for key in self.keys.barriers}
+        self.answers = empty_questions(WORKERS)
+        self.optimizer = self.service = None
+        self.ready = threading.Event()
+
+    def start(self, session):
+        self.service = session.make_service()
+        self.service._coordinator.clock = lambda: self.scheduler.now
+        self.optimizer = ServerOptimizer(Sgd(), self.keys, self.service)
+        self.ready.set()
+
+
+class Servers:
+    """A worker's view of the cluster, for an `AsyncSession`."""
+
+    def __init__(self, cluster, rank):
+        self.cluster, self.rank, self.workers = cluster, rank, WORKERS
+        self.gradient = np.zeros(SAMPLES)
+
+    def _push(self, key, value):
+        self.cluster.scheduler.take_turn(self.rank)
+        values = self.cluster.values
+        self.cluster.optimizer.update_multi_precision(key, values[key], value, None)
+
+    def ask(self, table):
+        self.cluster.scheduler.take_turn(self.rank)
+        self.cluster.answers = self.cluster.service.answer(table)
+
+    def read_answers(self):
+        self.cluster.scheduler.take_turn(self.rank)
+        return self.cluster.answers
+
+    def push_gradients(self, *, to_sum):
+        for key in (0, 1):
+            self._push(to_sum * self.cluster.keys.sums + key, self.gradient)
+
+    def apply_sums(self):
+        for key in (*self.cluster.keys.barriers, 0, 1):
+            self._push(key, self.gradient)
+
+    def waiting(self, what):
+        return nullcontext()
+
+
+def train(cluster, rank, sync, share_work, iterations):
+    """Trains as one worker, for so many iterations at most; returns what it has drawn."""
+    servers = Servers(cluster, rank)
+    session = AsyncSession(servers, sync, X, SessionOptions(record=None), framework="list",
+                           versions={}, facts="", share_work=share_work)  # fmt: skip
+    if rank == 0:
+        cluster.start(session)
+    assert cluster.ready.wait(HANG_SECONDS)
+    session.start()
+    stream, drawn, ended = SampleStream(SAMPLES, 0), Counter(), 0
+    session.begin_epoch()
+    kept = np.zeros(SAMPLES)
+    while ended < iterations:
+        begin, end = session.claim(EPOCHS * SAMPLES)
+        if begin >= end:
+            break
+        indices = stream.take(begin, end).tolist()
+        drawn.update(indices)
+        kept += np.bincount(indices, minlength=SAMPLES)
+        if session.claim_part(len(indices)):
+            continue
+        servers.gradient, kept = kept, np.zeros(SAMPLES)
+        session.end_step(len(indices))
+        ended += 1
+        session.begin_read()
+        session.end_read()
+    session.finish()
+    session.close()
+    return drawn
+
+
+def run(scheme, seed, leaves):
+    """Trains as all workers; returns the cluster, and what each worker has drawn."""
+    cluster, drawn, errors = Cluster(seed), [Counter()] * WORKERS, []
+    ends = cluster.scheduler.random.randrange(1, 6) if leaves else 10**6
+
+    def work(rank):
+        try:
+            drawn[rank] = train(cluster, rank, *SCHEMES[scheme], 10**6 if rank else ends)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            cluster.scheduler.end()
+
+    threads = [threading.Thread(target=work, args=[rank], daemon=True) for rank in range(WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+    if errors:
+        raise errors[0]
+    return cluster, drawn
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize(
+    "seeds", [range(4), pytest.param(range(4, 200), marks=pytest.mark.campaign)], ids=repr
+)
+def test_every_gradient_enters_the_model_once(scheme, leaves, seeds, monkeypatch):
+    monkeypatch.setattr(async_session, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(async_session, "SLOW_CLAIM_SECONDS", float("inf"))
+    for seed in seeds:
+        cluster, drawn = run(scheme, seed, leaves)
+        counts = sum(drawn, Counter())
+        assert counts == dict.fromkeys(range(SAMPLES), EPOCHS)
+        for weights in cluster.model.values():
+            assert (-weights).tolist() == [counts[sample] for sample in range(SAMPLES)], seed
