@@ -61,8 +61,8 @@ class ServerOptimizer(Optimizer):
     """Optimizer that the servers run.
 
     `service` answers questions, on the server that has their key. A push to a parameter's key is a
-    gradient, which updates the parameter; after a push to the server's key of barriers, the next one
-    only says that the parameter is to be updated by its sum.
+    gradient, which updates the parameter. After a push to the server's key of barriers, the next
+    one only says that the parameter is to be updated by its sum.
     """
 
     def __init__(self, optimizer: Optimizer, keys: Keys, service: CoordinatorService) -> None:

@@ -67,7 +67,19 @@ def network(seed):
     return net
 
 
-def backward(net, samples):
+class Ledger(gluon.nn.Block):
+    """A weight for each sample, and a loss that is the sum of those of a batch: their gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = self.params.get("counts", shape=SAMPLES, init="zeros")
+        self.initialize()
+
+    def forward(self, samples):
+        return self.counts.data()[nd.array(samples)].sum()
+
+
+def backward(net, samples, ledger=None):
     """Uses the last layer for few samples, so that not every batch does."""
     samples = np.asarray(samples)
     few = samples % 37 == 0
@@ -76,6 +88,8 @@ def backward(net, samples):
             LOSS(head(net[0](nd.array(IMAGES[chosen]))), nd.array(LABELS[chosen]))
             for head, chosen in ((net[1], samples[~few]), (net[2], samples[few])) if len(chosen)
         ]  # fmt: skip
+        if ledger:
+            losses.append(ledger(samples))
     autograd.backward(losses)
 
 
@@ -103,12 +117,13 @@ def wait_until_begun(folder, iteration):
 
 def main(scheme, policy, folder, lead, kind=""):
     folder.mkdir(exist_ok=True)
-    net, started = network(0), weights(network(0))
+    net, started, ledger = network(0), weights(network(0)), Ledger()
     sync, optimizer = SCHEMES[scheme], MOMENTUM if scheme == "bsp" else PLAIN
     if kind == "disagrees":
         sync = SSP(os.getpid())
+    params = [*net.collect_params().values(), *ledger.params.values()]
     trainer = lbbsp_mx.AsyncTrainer(
-        net.collect_params(), *optimizer, sync=sync, global_batch_size=X, policy=POLICIES[policy],
+        params, *optimizer, sync=sync, global_batch_size=X, policy=POLICIES[policy],
         predictor=Ema(0.5), record=folder, seed=os.getpid() if kind == "seeds" else SEED,
         share_work=0.5 if kind.startswith("shares") else False,
     )  # fmt: skip
@@ -126,7 +141,7 @@ def main(scheme, policy, folder, lead, kind=""):
     drawn, ends = [], 0
     for samples in trainer.batch_sampler(SAMPLES, epochs=EPOCHS):
         drawn += samples
-        backward(net, samples)
+        backward(net, samples, ledger)
         (folder / f"begun-{trainer.rank}-{ends}").touch()
         if trainer.rank == 2 and ends == 0:
             wait_until_begun(folder, lead)
@@ -141,6 +156,9 @@ def main(scheme, policy, folder, lead, kind=""):
     result("drawn", drawn)
     result("accuracy", accuracy(net))
     result("weights", [float(np.abs(w).sum()) for w in weights(net)])
+    if optimizer is PLAIN:
+        rate = PLAIN[1]["learning_rate"]
+        result("counts", (-X / rate * ledger.counts.data()).asnumpy().tolist())
     if trainer.rank == 0:
         result("moved", largest(weights(net), started))
         if scheme == "bsp":
