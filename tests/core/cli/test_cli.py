@@ -133,20 +133,6 @@ def test_launch_runs_a_script(tmp_path):
     assert [json.loads((tmp_path / rank).read_text()) for rank in "01"] == [arguments] * 2
 
 
-# lbbsp
-
-
-def test_the_command_line_imports_no_framework():
-    code = (
-        "import sys; import lbbsp_core.cli.app as app; app.application();"
-        "print([m for m in ('tensorflow', 'keras', 'sklearn', 'matplotlib', 'lbbsp_tf') "
-        "if m in sys.modules])"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
-    assert done.stdout.strip() == "[]"
-
-
 # lbbsp demo
 
 

@@ -89,7 +89,8 @@ def python(code, **variables):
 def test_commands_are_loaded_when_they_are_chosen():
     run = "import sys; from typer.testing import CliRunner; import lbbsp_core.cli.app as app;"
     run += "print(CliRunner().invoke(app.application(), {}).output);"
-    run += "print(*(each for each in sys.modules if each.startswith('lbbsp_core')))"
+    names = "lbbsp", "tensorflow", "keras", "mxnet", "sklearn", "matplotlib"
+    run += f"print(*(each for each in sys.modules if each.startswith({names})))"
     shown = python(run.format(["--help"]))
     assert all(f"  {name} " in shown for name in COMMANDS)
     assert "..." not in shown.partition("Commands:")[2], "lines are cut"

@@ -258,9 +258,6 @@ def test_the_cause_of_a_slow_worker_is_named(tmp_path):
     ) in once.output
     assert "Worker 0" not in once.output
     assert "other processes" not in once.output, "which the fastest one has, too"
-    other = drivers(cpu_other=(None, 60.0))
-    write(path, replace(line(0, (0.2, 0.4)), drivers=other), replace(line(1), drivers=other))
-    assert "other processes take 60 % of a core on its cores" in watch(path, "--once").output
     write(path, replace(line(0, (0.4, 0.4)), drivers=shared))
     assert "of the speed" not in watch(path, "--once").output, "as fast as the other one"
 

@@ -17,7 +17,6 @@ from lbbsp_core.launch._neighbour import CYCLE_SECONDS, Account, Demand
 from lbbsp_core.launch.contention import Place, bursty, check_contention, own_cores, places
 from lbbsp_core.launch.contention import replayed as replay
 from lbbsp_core.launch.cpu_shares import schedule
-from lbbsp_core.sim import TraceError
 
 TRACES = Path(__file__).parents[3] / "traces"
 some_phases = st.lists(st.tuples(st.floats(0.01, 3.0), st.floats(0.0, 1.0)), min_size=1, max_size=6)
@@ -196,13 +195,9 @@ def test_dbs_disturbs_for_4_to_20_epochs():
         ("folder/missing", "missing: cannot be read as a CSV text file: No such file"),
         ("bursty:1:2", "bursty takes at most 1 options"),
         ("burst", "there is no contention 'burst': did you mean 'bursty'"),
+        (str(TRACES / "pai_job_1.csv"), f"no column '{COLUMN}' among none"),
     ],
 )
 def test_invalid_options(text, match):
     with pytest.raises(ValueError, match=match):
         parse_contention(text, workers=2)
-
-
-def test_a_trace_without_the_column_is_refused(tmp_path):
-    with pytest.raises(TraceError, match=f"no column '{COLUMN}' among none"):
-        parse_contention(str(TRACES / "pai_job_1.csv"), workers=2)

@@ -76,12 +76,8 @@ def test_mxnet_ranks_are_those_that_its_scheduler_assigns(names):
     assert {own["DMLC_NUM_SERVER"] for own in everyone} == {"3"}
     places = [(own["DMLC_NODE_HOST"], listening_port(own)) for own in everyone]
     assert len(set(places)) == len(places)
-
-
-def test_servers_go_to_the_hosts_in_turn(names):
-    found = find_hosts("b,c", None, framework="mxnet")
-    made = cluster_variables("mxnet", 2, 3, found)
-    assert [helper.beside for helper in made.helpers] == [0, 0, 1, 0]
+    in_turn = cluster_variables("mxnet", 2, 3, find_hosts("b,c", None, framework="mxnet"))
+    assert [helper.beside for helper in in_turn.helpers] == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(("given", "options", "message"), [
