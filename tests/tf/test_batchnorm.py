@@ -117,19 +117,6 @@ def test_what_cannot_be_synchronized_is_refused_with_the_remedy(build, message):
     assert not any(layer.synchronized for layer in norms(model))
 
 
-def test_one_process_learns_the_same():
-    def trained(convert):
-        keras.utils.set_random_seed(0)
-        model = convert(sequential(L.BatchNormalization(), L.Dense(1)))
-        model.compile("sgd", "mse")
-        x = np.random.default_rng(0).normal(size=(32, 4))
-        model.fit(x, x[:, :1], shuffle=False, verbose=0)
-        return model.get_weights()
-
-    for plain, converted in zip(trained(lambda m: m), trained(synchronize_batch_norm), strict=True):
-        np.testing.assert_allclose(converted, plain, atol=1e-6)
-
-
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_large_mean_does_not_cancel_the_variance(masked):
     compat.synchronize_moments()

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from own_metrics import Samples
 
 import lbbsp_tf
 from lbbsp_core import Even
@@ -95,16 +94,6 @@ def test_the_output_may_be_any_object_with_write(monkeypatch):
     logger = keras.callbacks.ProgbarLogger()
     logger.set_params({"verbose": 1, "epochs": 1, "steps": 4})
     assert logger.verbose == 2
-
-
-def test_a_metric_may_return_its_variable_under_a_strategy():
-    strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
-    balancer = lbbsp_tf.LoadBalancer(strategy, X)
-    with strategy.scope():
-        built = model()
-        built.compile("sgd", built.loss, metrics=[Samples()])
-    fit(balancer, balancer.dataset(FEATURES, LABELS), built)
-    assert built.history.history["samples"] == [SAMPLES]
 
 
 def test_its_own_data_set_needs_its_own_steps(balancer):
