@@ -210,15 +210,14 @@ class LiveRun:
         return pace * (planned - last.step - 1)
 
     def _rates(self, steps: Sequence[StepLine]) -> tuple[float | None, float | None]:
-        """Returns steps and samples per second."""
+        """Returns steps and samples per second; of pushes, the sums of the workers' own rates."""
         if self._pushes:
-            pushes = [push for own in self._pushes.values() for push in own]
-            times = [push.seconds for push in pushes]
-            seconds, count = max(times) - min(times), len(pushes) - 1
-            samples = count * fmean(push.samples for push in pushes)
-        else:
-            count, seconds = len(steps), sum(line.wall_seconds for line in steps)
-            samples = sum(sum(line.sizes) for line in steps)
+            rates = [
+                _rates_of(own) for own in self._pushes.values() if own[-1].seconds > own[0].seconds
+            ]
+            return (sum(r[0] for r in rates), sum(r[1] for r in rates)) if rates else (None, None)
+        count, seconds = len(steps), sum(line.wall_seconds for line in steps)
+        samples = sum(sum(line.sizes) for line in steps)
         return (count / seconds, samples / seconds) if seconds > 0 else (None, None)
 
     def _worker(
@@ -244,6 +243,13 @@ class LiveRun:
             waiting=waited / times.seconds if times.seconds > 0 else 0.0,
             prediction=predicted_over_measured(steps, rank),
         )
+
+
+def _rates_of(pushes: Sequence[PushLine]) -> tuple[float, float]:
+    """Returns pushes and samples per second of a worker, after the first of these pushes."""
+    first, *others = pushes
+    seconds = others[-1].seconds - first.seconds
+    return len(others) / seconds, sum(push.samples for push in others) / seconds
 
 
 def _with_causes(workers: list[WorkerView], steps: Sequence[StepLine]) -> list[WorkerView]:

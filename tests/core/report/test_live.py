@@ -142,20 +142,27 @@ def test_a_record_of_another_version_is_refused(tmp_path):
 
 
 def test_pushes_are_shown_by_worker(tmp_path):
-    def push(number, worker):
-        return PushLine(
-            push=number, worker=worker, iteration=number // 2, samples=8, busy_seconds=0.25,
-            seconds=0.5 * number, staleness=1, lead=0,
+    """Worker 0 pushes 8 samples every 0.1 s, worker 1 pushes 4 samples every second."""
+    times = sorted([(k / 10, 0, 8) for k in range(50)] + [(k + 0.01, 1, 4) for k in range(5)])
+    counts = [0, 0]
+    pushes = []
+    for number, (seconds, worker, samples) in enumerate(times):
+        pushes.append(
+            PushLine(
+                push=number, worker=worker, iteration=counts[worker], samples=samples,
+                busy_seconds=0.25, seconds=seconds, staleness=1, lead=0,
+            )
         )  # fmt: skip
-
-    write(tmp_path / "run.jsonl", *(push(k, k % 2) for k in range(6)))
+        counts[worker] += 1
+    write(tmp_path / "run.jsonl", *pushes)
     run = LiveRun(tmp_path)
     assert run.read()
     view = run.view(1e9)
-    assert [worker.pushes for worker in view.workers] == [3, 3]
+    assert [worker.pushes for worker in view.workers] == [50, 5]
     assert [worker.waiting for worker in view.workers] == [None, None]
-    assert (view.step, view.steps_per_second, view.samples_per_second) == pytest.approx((5, 2, 16))
-    assert view.age_seconds == pytest.approx(2.5)
+    assert (view.step, view.steps_per_second) == pytest.approx((54, 11))
+    assert view.samples_per_second == pytest.approx(84)
+    assert view.age_seconds == pytest.approx(0.1)
 
 
 def test_a_tail_starts_again_in_a_file_that_was_cut_off(tmp_path):
