@@ -2,10 +2,6 @@
 
 from itertools import islice
 
-import pytest
-
-pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon

@@ -4,18 +4,16 @@ from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
+import mxnet as mx
 import pytest
+from helpers import DATA, FEATURES, LABELS, SAMPLES, X, assert_close, backward, network
+from mxnet import gluon, nd
 
-lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
-import mxnet as mx  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, SAMPLES, X, assert_close, backward, network  # noqa: E402
-from mxnet import gluon, nd  # noqa: E402
-
-from lbbsp_core import DSSP, Ema, Even, FixedShares, Limits, LoadBalanced  # noqa: E402
-from lbbsp_mx.data.sampler import Draws  # noqa: E402
-from lbbsp_mx.store.native import runtime  # noqa: E402
-from lbbsp_mx.trainer.steps import Steps  # noqa: E402
+import lbbsp_mx
+from lbbsp_core import DSSP, Ema, Even, FixedShares, Limits, LoadBalanced
+from lbbsp_mx.data.sampler import Draws
+from lbbsp_mx.store.native import runtime
+from lbbsp_mx.trainer.steps import Steps
 
 
 def trainer(net=None, **options):

@@ -1,17 +1,26 @@
 """`AsyncTrainer` in one process, where every scheme is plain training."""
 
+import numpy as np
 import pytest
+from helpers import (
+    DATA,
+    FEATURES,
+    LABELS,
+    SAMPLES,
+    X,
+    assert_close,
+    backward,
+    learn,
+    network,
+    weights,
+)
+from mxnet import gluon, nd
 
-lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
-import numpy as np  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, SAMPLES, X, assert_close, backward, network, weights  # noqa: E402
-from mxnet import gluon, nd  # noqa: E402
-
-from lbbsp_core import ASP, BSP, SSP, EpochBalanced, Limits, LoadBalanced, Profile, read_run  # noqa: E402
-from lbbsp_core.order import SampleStream  # noqa: E402
-from lbbsp_mx import cluster  # noqa: E402
-from lbbsp_mx.store.native import runtime  # noqa: E402
+import lbbsp_mx
+from lbbsp_core import ASP, BSP, SSP, EpochBalanced, Limits, LoadBalanced, Profile, read_run
+from lbbsp_core.order import SampleStream
+from lbbsp_mx import cluster
+from lbbsp_mx.store.native import runtime
 
 
 def asynchronous(net, optimizer="adam", **options):
@@ -34,9 +43,7 @@ def test_it_learns_what_stock_gluon_learns_from_the_same_batches(sync, devices, 
     net = network(devices)
     trainer = asynchronous(net, sync=sync, record=tmp_path)
     sampler = trainer.batch_sampler(SAMPLES, epochs=2)
-    for x, y in gluon.data.DataLoader(DATA, batch_sampler=sampler, **loading):
-        backward(net, x, y, devices)
-        trainer.step(len(x))
+    learn(net, trainer, gluon.data.DataLoader(DATA, batch_sampler=sampler, **loading), devices)
     trainer.finish()
     assert_close(net, expected, atol=2e-6)
     pushes = read_run(tmp_path).pushes

@@ -1,10 +1,7 @@
 """Batch normalisation over the global batch: what the workers send each other."""
 
-import pytest
-
-pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
 import numpy as np
+import pytest
 from helpers import network
 
 from lbbsp_mx import SyncBatchNorm

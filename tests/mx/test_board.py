@@ -5,8 +5,6 @@ from collections import Counter
 
 import pytest
 
-pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.heartbeat import Beat, Loss, Reason
 from lbbsp_mx.reliability import board as boards

@@ -6,21 +6,18 @@ import pickle
 import signal
 from pathlib import Path
 
+import mxnet as mx
+import numpy as np
 import pytest
+from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, learn, network, weights
+from mxnet import gluon
+from mxnet.gluon.contrib.estimator import EpochEnd, Estimator
+from waits import until
 
-lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
-import mxnet as mx  # noqa: E402
-import numpy as np  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network, weights  # noqa: E402
-from mxnet import gluon  # noqa: E402
-from mxnet.gluon.contrib.estimator import EpochEnd, Estimator  # noqa: E402
-from waits import until  # noqa: E402
-
-from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint  # noqa: E402
-from lbbsp_core.runtime.reliability import preemption  # noqa: E402
-from lbbsp_mx.reliability.states import optimizer_state, read_optimizer  # noqa: E402
-from lbbsp_mx.store.native import runtime  # noqa: E402
+import lbbsp_mx
+from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
+from lbbsp_core.runtime.reliability import preemption
+from lbbsp_mx.reliability.states import optimizer_state, read_optimizer
 
 pytestmark = pytest.mark.usefixtures("writes_each")
 
@@ -38,12 +35,8 @@ def trainer(net, optimizer="adam", sampler=True, **options):
     return it, it.batch_sampler(SAMPLES) if sampler else None
 
 
-def epoch(it, net, sampler, steps=99, devices=1):
-    for number, (x, y) in enumerate(gluon.data.DataLoader(DATA, batch_sampler=sampler), start=1):
-        backward(net, x, y, devices)
-        it.step(len(x))
-        if number == steps:
-            break
+def epoch(it, net, sampler, steps=99):
+    learn(net, it, gluon.data.DataLoader(DATA, batch_sampler=sampler), steps=steps)
 
 
 def same(net, other):
@@ -160,22 +153,6 @@ def test_regular_checkpoints_stay_in_their_folder(tmp_path):
     assert (tmp_path / "regular" / "step-000000008.npz").exists()
 
 
-def test_two_devices_have_arrays_of_their_own(tmp_path):
-    unbroken, broken, rest = network(2), network(2), network(2)
-    it, sampler = trainer(unbroken)
-    epoch(it, unbroken, sampler, devices=2)
-    first, sampler = trainer(broken)
-    epoch(first, broken, sampler, 2, devices=2)
-    first.save(tmp_path)
-    second, sampler = trainer(rest)
-    second.load(tmp_path)
-    epoch(second, rest, sampler, devices=2)
-    assert same(unbroken, rest)
-    for param in rest.collect_params().values():
-        values = [each.asnumpy() for each in param.list_data()]
-        np.testing.assert_array_equal(*values)
-
-
 def test_resume_writes_regularly_and_continues(tmp_path):
     unbroken, broken, rest = network(), network(), network()
     it, sampler = trainer(unbroken)
@@ -217,7 +194,7 @@ def test_sigterm_leaves_with_a_checkpoint_and_status_143(tmp_path, capsys):
     again = network()
     second, _ = trainer(again)
     assert second.load(tmp_path)
-    assert all(np.array_equal(a, b) for a, b in zip(weights(again), saved, strict=True))
+    np.testing.assert_equal(weights(again), saved)
 
 
 @pytest.fixture
@@ -327,44 +304,7 @@ def test_the_estimator_writes_the_metrics_of_the_last_step(tmp_path, monkeypatch
         assert f'lbbsp_step{{run="job"}} {last}\n' in path.read_text()
 
 
-def test_the_metrics_of_the_last_step_are_written_before_the_worker_leaves(tmp_path, monkeypatch):
-    net, path = network(), tmp_path / "job.prom"
-    monkeypatch.setenv("LBBSP_METRICS_FILE", str(path))
-    it, sampler = trainer(net)
-    epoch(it, net, sampler)
-    runtime().endings.run()
-    assert 'lbbsp_step{run="job"} 3\n' in path.read_text()
-
-
-def test_a_full_disk_warns_and_the_training_continues(tmp_path, caplog):
-    folder = tmp_path / "file"
-    folder.write_text("no folder")
-    net = network()
-    it, sampler = trainer(net)
-    epoch(it, net, sampler, 1)
-    with caplog.at_level(logging.WARNING, "lbbsp"):
-        it.save(folder)
-        it.save(folder)
-    assert caplog.text.count("the checkpoint of step 1 cannot be written") == 1
-    epoch(it, net, sampler)
-
-
 # --- saved states ---------------------------------------------------------------------------------
-
-
-def test_saved_states_continue_in_the_middle_of_an_epoch(tmp_path):
-    unbroken, broken = network(), network()
-    it, sampler = trainer(unbroken)
-    epoch(it, unbroken, sampler)
-    first, sampler = trainer(broken)
-    epoch(first, broken, sampler, 2)
-    file = str(tmp_path / "states")
-    first.save_states(file)
-    second, sampler = trainer(broken)
-    second.load_states(file)
-    epoch(second, broken, sampler)
-    assert same(unbroken, broken)
-    assert [path.name for path in tmp_path.iterdir()] == ["states"], "no unfinished file is left"
 
 
 def test_torn_states_are_refused_and_an_interrupted_write_keeps_the_old_ones(tmp_path, monkeypatch):
@@ -378,6 +318,7 @@ def test_torn_states_are_refused_and_an_interrupted_write_keeps_the_old_ones(tmp
     with pytest.raises(OSError, match="disk full"):
         it.save_states(file)
     assert file.read_bytes() == whole
+    assert list(tmp_path.iterdir()) == [file], "no unfinished file is left"
     for torn in whole[: len(whole) // 2], whole[:-30], b"", whole.replace(b"Adam", b"Bdam"):
         file.write_bytes(torn)
         with pytest.raises(ValueError, match="is damaged or no checkpoint"):

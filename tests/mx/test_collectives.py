@@ -1,11 +1,8 @@
 """The store of a trainer in one process."""
 
-import pytest
-
-lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
-from lbbsp_mx.store.collectives import TrainerStore  # noqa: E402
-from lbbsp_mx.store.native import runtime  # noqa: E402
+import lbbsp_mx
+from lbbsp_mx.store.collectives import TrainerStore
+from lbbsp_mx.store.native import runtime
 
 
 class Late:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
 import mxnet as mx
+import pytest
 
 from lbbsp_core.runtime.exchange.handshake import Devices, cpu
 from lbbsp_mx import parameters

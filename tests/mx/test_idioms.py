@@ -3,13 +3,10 @@
 import logging
 from types import SimpleNamespace
 
+import mxnet as mx
+import numpy as np
 import pytest
-
-lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
-import mxnet as mx  # noqa: E402
-import numpy as np  # noqa: E402
-from helpers import (  # noqa: E402
+from helpers import (
     DATA,
     FEATURES,
     LABELS,
@@ -21,12 +18,13 @@ from helpers import (  # noqa: E402
     network,
     weights,
 )
-from mxnet import autograd, gluon, nd  # noqa: E402
+from mxnet import autograd, gluon, nd
 
-from lbbsp_core import Limits, SessionOptions  # noqa: E402
-from lbbsp_mx.data.sampler import Draws  # noqa: E402
-from lbbsp_mx.trainer.session import with_granularity  # noqa: E402
-from lbbsp_mx.trainer.steps import SampleWeights  # noqa: E402
+import lbbsp_mx
+from lbbsp_core import Limits, SessionOptions
+from lbbsp_mx.data.sampler import Draws
+from lbbsp_mx.trainer.session import with_granularity
+from lbbsp_mx.trainer.steps import SampleWeights
 
 BATCH = nd.array(FEATURES[:6]), nd.array(LABELS[:6])
 

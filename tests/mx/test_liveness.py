@@ -6,19 +6,17 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from mxnet import MXNetError, profiler
+from waits import until
 
-lbbsp_mx = pytest.importorskip("lbbsp_mx", exc_type=ImportError)
-
-from mxnet import MXNetError, profiler  # noqa: E402
-from waits import until  # noqa: E402
-
-from lbbsp_core.runtime.options import env  # noqa: E402
-from lbbsp_core.runtime.reliability import marks  # noqa: E402
-from lbbsp_core.runtime.reliability.liveness import Watch  # noqa: E402
-from lbbsp_mx import compat, server  # noqa: E402
-from lbbsp_mx.reliability import liveness  # noqa: E402
-from lbbsp_mx.reliability.liveness import Nodes, NodesWatch, SchedulerWatch, node_names  # noqa: E402
-from lbbsp_mx.store.native import runtime  # noqa: E402
+import lbbsp_mx
+from lbbsp_core.runtime.options import env
+from lbbsp_core.runtime.reliability import marks
+from lbbsp_core.runtime.reliability.liveness import Watch
+from lbbsp_mx import compat, server
+from lbbsp_mx.reliability import liveness
+from lbbsp_mx.reliability.liveness import Nodes, NodesWatch, SchedulerWatch, node_names
+from lbbsp_mx.store.native import runtime
 
 NAMES = node_names(workers=2, servers=1)
 PEERS = {("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)}

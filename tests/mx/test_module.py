@@ -3,17 +3,15 @@
 from functools import partial
 from types import SimpleNamespace
 
+import mxnet as mx
+import numpy as np
 import pytest
+from helpers import DATA, FEATURES, LABELS, SAMPLES, X
 
-lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
-import mxnet as mx  # noqa: E402
-import numpy as np  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, SAMPLES, X  # noqa: E402
-
-from lbbsp_core import GlobalOrder, read_run  # noqa: E402
-from lbbsp_core.runtime.loop.pipelined import PipelinedSession  # noqa: E402
-from lbbsp_mx.module.pushes import ModuleSteps  # noqa: E402
+import lbbsp_mx
+from lbbsp_core import GlobalOrder, read_run
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_mx.module.pushes import ModuleSteps
 
 WHOLE = SAMPLES // X * X  # samples without those of a short last step
 

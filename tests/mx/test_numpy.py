@@ -1,13 +1,12 @@
 """MXNet's numpy mode in one process: as in gluon."""
 
+import mxnet as mx
+import numpy as np
 import pytest
+from helpers import DATA, FEATURES, LABELS, SAMPLES, X, assert_close, backward, network, weights
+from mxnet import gluon, npx
 
-lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
-import mxnet as mx  # noqa: E402
-import numpy as np  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, SAMPLES, X, assert_close, backward, network, weights  # noqa: E402
-from mxnet import gluon, npx  # noqa: E402
+import lbbsp_mx
 
 OPTIONS = {"momentum": 0.9, "wd": 0.1}
 

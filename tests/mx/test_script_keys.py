@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
 from lbbsp_mx.store.script_keys import FIRST_OWN_KEY, ScriptKeys, flat
 
 

@@ -7,30 +7,27 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import mxnet as mx
+import numpy as np
 import pytest
-
-lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
-import mxnet as mx  # noqa: E402
-import numpy as np  # noqa: E402
-from helpers import (  # noqa: E402
+from helpers import (
     CLUSTER,
     DATA,
     FEATURES,
     LABELS,
-    LOSS,
     SAMPLES,
     X,
     assert_close,
     backward,
     network,
 )
-from mxnet import autograd, gluon, nd  # noqa: E402
-from mxnet.gluon.contrib.estimator import Estimator  # noqa: E402
-from waits import HANG_SECONDS  # noqa: E402
+from mxnet import gluon, nd
+from mxnet.gluon.contrib.estimator import Estimator
+from waits import HANG_SECONDS
 
-from lbbsp_mx import compat  # noqa: E402
-from lbbsp_mx.estimator.estimator import join_estimators  # noqa: E402
+import lbbsp_mx
+from lbbsp_mx import compat
+from lbbsp_mx.estimator.estimator import join_estimators
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,30 +145,6 @@ def test_it_says_in_one_line_that_there_is_nothing_to_balance(caplog):
     assert [r.message for r in caplog.records] == [
         "lbbsp_mx.Trainer is passive, because there is only one worker"
     ]
-
-
-def test_without_our_sampler_any_batch_is_right():
-    net = network()
-    trainer = ours(net)
-    backward(net, nd.array(FEATURES[:7]), nd.array(LABELS[:7]))
-    trainer.step(7)
-    other = network()
-    reference = gluon.Trainer(other.collect_params(), "adam", kvstore=None)
-    backward(other, nd.array(FEATURES[:7]), nd.array(LABELS[:7]))
-    reference.step(7)
-    assert_close(net, other)
-
-
-def test_a_mean_loss_in_one_process():
-    net, whole = network(), stock(epochs=1)
-    trainer = ours(net, mean_loss=True)
-    loader = gluon.data.DataLoader(DATA, batch_sampler=trainer.batch_sampler(SAMPLES, seed=5))
-    for x, y in loader:
-        with autograd.record():
-            loss = LOSS(net(x), y).mean()
-        loss.backward()
-        trainer.step(len(x))
-    assert_close(net, whole, atol=1e-6)
 
 
 def test_a_record_is_written(tmp_path):

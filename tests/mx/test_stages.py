@@ -1,14 +1,11 @@
 """The stages of a gradient's way to the update, without other workers."""
 
-import pytest
-
-pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
-
-import lbbsp_mx  # isort: skip
 import numpy as np
+import pytest
 from helpers import X, network
 from mxnet import nd
 
+import lbbsp_mx
 from lbbsp_mx.trainer.stages import Gradients, IdleDevices, MeanLosses
 from lbbsp_mx.trainer.steps import StepSizes
 

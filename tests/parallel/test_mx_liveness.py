@@ -193,13 +193,20 @@ def test_strangers_are_no_processes_of_the_job_and_one_that_ends_the_scheduler_e
 
 
 @pytest.mark.parametrize(
-    ("fault", "culprit"),
+    ("fault", "status", "culprit"),
     [
-        ("freeze", f"worker 1 {SILENT}"),
-        *campaign(("exit0", "worker 1 has left (at the end of its script, before step 20)")),
+        ("freeze", 1, f"worker 1 {SILENT}"),
+        ("scheduler", 137, "scheduler was ended by SIGKILL"),
+        *campaign(
+            ("exit0", 1, LEFT.format(1, 20)),
+            ("kill", 137, "worker 1 was ended by SIGKILL"),
+            ("server", 137, "server 0 was ended by SIGKILL"),
+            ("raise", 1, "RuntimeError: the data base is gone"),
+            ("exit3", 3, "worker 1 failed with exit status 3"),
+        ),
     ],
 )
-def test_faults_without_a_failing_status_end_launched_jobs(fault, culprit, capsys):
+def test_faults_end_launched_jobs(fault, status, culprit, capsys):
     job = run("mx_liveness", "sync", fault, "1", workers=2, framework="mxnet")
-    assert job.status == 1
+    assert job.status == status
     assert culprit in job.text + capsys.readouterr().err

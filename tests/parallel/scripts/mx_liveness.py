@@ -9,6 +9,7 @@ import time
 import lbbsp_mx
 
 import mxnet as mx  # isort: skip
+import psutil
 from mxnet import autograd, gluon
 from report import result
 
@@ -38,16 +39,20 @@ loss_of = gluon.loss.L2Loss()
 
 def fail():
     print(f"FAULT {time.time()}", flush=True)
+    if fault in ("server", "scheduler"):
+        for process in psutil.Process(os.getppid()).children():
+            if process.pid != os.getpid() and process.environ().get("DMLC_ROLE") == fault:
+                process.kill()
     if fault == "raise":
         raise RuntimeError("the data base is gone")
-    if fault.startswith("exit0"):
-        sys.exit(0)
+    if fault.startswith("exit"):
+        sys.exit(int(fault[4]))
     if fault == "hang":
         time.sleep(3600)
     if fault == "cut":
         subprocess.run(["ip", "link", "set", "lbbsp0", "down"], check=True)
-    if fault == "freeze":
-        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault in ("freeze", "kill"):
+        os.kill(os.getpid(), signal.SIGSTOP if fault == "freeze" else signal.SIGKILL)
 
 
 if fault == "exit0_at_start" and rank == culprit:
