@@ -267,7 +267,7 @@ def test_forecasts_do_not_depend_on_the_order_of_drivers(predictor: Predictor) -
 
 def test_narx_learns_a_bend_that_no_line_has() -> None:
     random, series = np.random.default_rng(0), []
-    for _ in range(600):
+    for _ in range(300):
         driver = random.uniform(-1, 1)
         series.append(Measurement(100 + 40 * abs(driver), 1.0, (driver,)))
     loose = {"hidden_decay": 0.1, "train_interval": 1, "decay": 1.0}
@@ -317,7 +317,7 @@ def test_narx_bounds_what_an_unseen_driver_can_do() -> None:
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm"])
 def test_recurrent_networks_learn_an_alternation(kind: str) -> None:
-    series = [Measurement(100 + 20 * (-1) ** k, 1.0) for k in range(300)]
+    series = [Measurement(100 + 20 * (-1) ** k, 1.0) for k in range(150)]
     assert rmse(Recurrent(kind, learning_rate=0.01, decay=0.0), series) < 10
     assert rmse(LastValue(), series) == pytest.approx(40)
 
