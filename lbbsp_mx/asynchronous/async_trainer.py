@@ -8,6 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import mxnet as mx
+import numpy as np
+import numpy.typing as npt
 from mxnet import gluon
 from mxnet.optimizer import Optimizer
 
@@ -270,6 +272,17 @@ class AsyncTrainer(gluon.Trainer):
                 f"the indices of parameters with gradients were {before} when the trainer was "
                 f"created and are {now} now: set grad_req before"
             )
+        if _multipliers(self._params) != self._servers.multipliers:
+            raise ValueError(
+                "lr_mult or wd_mult of a parameter has changed since the trainer was created, and "
+                "the optimizer runs on the servers with those of that time: set them before"
+            )
+        if not self._servers.holds_what_was_read():
+            raise ValueError(
+                "parameters have changed since the trainer read them (by load_parameters, set_data "
+                "or the like), and the model is on the servers: load or set them before the "
+                "trainer is created, or train with lbbsp_mx.Trainer"
+            )
         if getattr(self, "_amp_loss_scaler", None) is not None:
             raise ValueError(
                 "amp cannot be used, because it changes the scale of the loss and the servers "
@@ -309,7 +322,7 @@ class _Servers:
         self._native = runtime().native("dist_async" if cluster.in_cluster() else "local", 120.0)
         self.rank, self.workers = self._native.rank, self._native.num_workers
         self.keys = Keys(len(params), int(env.cluster().get("DMLC_NUM_SERVER", 1)))
-        self.learning = learning(params)
+        self.learning, self.multipliers = learning(params), _multipliers(params)
         self._answers = mx.nd.array(coordination.empty_questions(self.workers))
         self._params = params
         self._kept: dict[int, Arrays] = {}  # sums over the parts of an iteration, by parameter
@@ -405,6 +418,21 @@ class _Servers:
             arrays = [self._params[i].list_data() for i in numbers]
             self._native.pull(list(numbers), out=arrays)
             wait_for(arrays)
+        self._read = self._squares()
+
+    def holds_what_was_read(self) -> bool:
+        """Returns whether the script has left the parameters as `read` has set them."""
+        return np.array_equal(self._read, self._squares(), equal_nan=True)
+
+    def _squares(self) -> npt.NDArray[np.float32]:
+        """Returns the sum of squares of each parameter that learns."""
+        arrays = [self._params[i].list_data()[0].as_nd_ndarray() for i in self.learning]
+        return mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)).asnumpy()
+
+
+def _multipliers(params: Sequence[gluon.Parameter]) -> list[tuple[float, float]]:
+    """Returns what multiplies the rate and the decay of each parameter."""
+    return [(param.lr_mult, param.wd_mult) for param in params]
 
 
 def _check_servers_are_free() -> None:

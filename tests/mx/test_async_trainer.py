@@ -1,5 +1,7 @@
 """`AsyncTrainer` in one process, where every scheme is plain training."""
 
+import tempfile
+
 import numpy as np
 import pytest
 from helpers import (
@@ -185,12 +187,45 @@ def test_an_iteration_that_is_left_half_way_does_not_disturb_the_next():
     assert sum(sizes) == 2 * SAMPLES - X
 
 
-def test_what_learns_is_settled_at_the_start():
+def clip(net):
+    for param in net.collect_params().values():
+        param.set_data(param.data().clip(-0.01, 0.01))
+
+
+def load(net):
+    other = network()
+    other.initialize(init="ones", force_reinit=True)
+    with tempfile.TemporaryDirectory() as folder:
+        other.save_parameters(f"{folder}/net")
+        net.load_parameters(f"{folder}/net")
+
+
+def write_in_place(net):
+    net[1].bias.data()[1] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda net: net.collect_params().setattr("grad_req", "null"), "set grad_req before"),
+        (lambda net: net.collect_params(".*bias").setattr("wd_mult", 0.0), "set them before"),
+        (lambda net: net.collect_params(".*bias").setattr("lr_mult", 2.0), "set them before"),
+        (clip, "parameters have changed since the trainer read them"),
+        (load, "load or set them before the trainer is created"),
+        (write_in_place, "parameters have changed since the trainer read them"),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 1])
+def test_what_learns_is_settled_at_the_start(change, said, steps):
     net = network()
     trainer = asynchronous(net)
-    samples = next(iter(trainer.batch_sampler(SAMPLES)))
-    net[0].weight.grad_req = "null"
-    with pytest.raises(ValueError, match="set grad_req before"):
+    for number, samples in enumerate(trainer.batch_sampler(SAMPLES)):
+        backward(net, nd.array(FEATURES[samples]), nd.array(LABELS[samples]))
+        if number == steps:
+            change(net)
+            with pytest.raises(ValueError, match=said):
+                trainer.step(len(samples))
+            return
         trainer.step(len(samples))
 
 
