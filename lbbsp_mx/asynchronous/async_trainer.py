@@ -21,6 +21,7 @@ from lbbsp_core.runtime.options.options import AsyncOptions, SessionOptions
 from lbbsp_core.sync import Synchroniser
 from lbbsp_core.validate import require_integer, require_positive
 from lbbsp_mx import cluster, env
+from lbbsp_mx.data.sampler import Draws
 from lbbsp_mx.fence import wait_for
 from lbbsp_mx.parameters import (
     Arrays,
@@ -120,6 +121,7 @@ class AsyncTrainer(gluon.Trainer):
         runtime().use_options(chosen)
         super().__init__(params, optimizer, optimizer_params, None, None, False)
         self._updaters = []
+        self._draws, self._steps, self._shares = Draws(), 0, bool(share_work)
         self._servers = servers = _Servers(params, wait_seconds)
         self.rank, self.num_workers = servers.rank, servers.workers
         self._session = AsyncSession(
@@ -173,14 +175,21 @@ class AsyncTrainer(gluon.Trainer):
             Whether the iteration has ended.
 
         Raises:
-            ValueError: The batch size differs from that of the batch which was drawn.
+            ValueError: The batch size differs from that of the batch which was drawn, a batch was
+                drawn without a step, or what the servers have received at the start has changed.
         """
         self._refuse_changes()
+        if self._draws.check(self._steps, ()):
+            raise ValueError(
+                "a batch was drawn, and no step was made before the next one: call step for every "
+                "batch (zero_grad() before it leaves out gradients that are not finite)"
+            )
         self._session.check_batch(batch_size)
         params = [self._params[number] for number in self._servers.learning]
         clear_stale(params)
         self._update(ignore_stale_grad)  # without updaters it only checks the gradients
         self._servers.wait_for_gradients()
+        self._steps += 1
         if self._session.claim_part(batch_size):
             self._servers.keep_gradients()
             mark_gradients(params, is_fresh=False)
@@ -272,6 +281,11 @@ class AsyncTrainer(gluon.Trainer):
                 f"the indices of parameters with gradients were {before} when the trainer was "
                 f"created and are {now} now: set grad_req before"
             )
+        if self._shares and any(param.grad_req == "add" for param in self._params):
+            raise ValueError(
+                "share_work adds up the gradients of the parts of an iteration itself, and "
+                "grad_req='add' would count them again: let it be 'write', or leave share_work out"
+            )
         if _multipliers(self._params) != self._servers.multipliers:
             raise ValueError(
                 "lr_mult or wd_mult of a parameter has changed since the trainer was created, and "
@@ -308,10 +322,13 @@ class StreamSampler(gluon.data.Sampler):
         session = self._trainer._session
         self._trainer._leave_iteration()
         session.begin_epoch()
+        draws = self._trainer._draws
+        draws.begin(self._trainer._steps)
         while True:
             begin, end = session.claim(self._limit)
             if begin >= end:
                 return
+            draws.count()
             yield self._stream.take(begin, end).tolist()
 
 

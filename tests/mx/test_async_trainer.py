@@ -187,6 +187,31 @@ def test_an_iteration_that_is_left_half_way_does_not_disturb_the_next():
     assert sum(sizes) == 2 * SAMPLES - X
 
 
+@pytest.mark.parametrize("loading", [{}, {"num_workers": 2, "thread_pool": True}])
+def test_each_batch_that_was_drawn_has_a_step(loading):
+    net = network()
+    trainer = asynchronous(net)
+    sampler = trainer.batch_sampler(SAMPLES, epochs=3)
+    for number, (x, y) in enumerate(gluon.data.DataLoader(DATA, batch_sampler=sampler, **loading)):
+        if number == 1:
+            continue  # as scripts do with a loss that is not finite
+        backward(net, x, y)
+        if number > 1:
+            with pytest.raises(ValueError, match="no step was made before the next one: call step"):
+                trainer.step(len(x))
+            return
+        trainer.step(len(x))
+
+
+def test_shared_parts_are_not_accumulated_twice():
+    net = network()
+    trainer = asynchronous(net, sync=BSP(), share_work=0.5)
+    net.collect_params().setattr("grad_req", "add")
+    samples = next(iter(trainer.batch_sampler(SAMPLES)))
+    with pytest.raises(ValueError, match="grad_req='add' would count them again"):
+        trainer.step(len(samples))
+
+
 def clip(net):
     for param in net.collect_params().values():
         param.set_data(param.data().clip(-0.01, 0.01))
