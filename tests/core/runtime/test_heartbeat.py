@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from waits import HANG_SECONDS, until
 
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.reliability.heartbeat import (
@@ -81,10 +82,93 @@ def test_a_beat_fits_into_its_row():
     assert Beat(1 << 24, Activity.COMPUTING, (1 << 24) + 5).row()[:3] == [0, Activity.COMPUTING, 5]
 
 
-def test_workers_that_beat_are_not_suspected(job):
-    for rank, activity in enumerate(job.activities):
-        activity.enter(Activity.COMPUTING, 10 + rank)
-    assert job.run(100) == {}
+STAYS = "worker 2 has left (at the end of its script, before step {}), and others wait for it"
+
+
+@pytest.mark.parametrize(
+    ("times", "doing", "quiet_seconds", "why"),
+    [
+        ({}, {}, 100, None),
+        ({}, {0: (Activity.COMPUTING, 10), 2: (Activity.COMPUTING, 12)}, 100, None),
+        # Workers that evaluate may take their time after the others have left.
+        ({}, {0: (Activity.OUTSIDE, 7), 2: (Activity.LEAVING, 7)}, 600, None),
+        ({}, {0: (Activity.WAITING, 7), 2: (Activity.LEAVING, 6)}, 4, STAYS.format(6)),
+        ({}, {1: (Activity.WAITING, 7), 2: (Activity.LEAVING, 7)}, 4, STAYS.format(7)),
+        ({}, {0: (Activity.MEETING, 7), 2: (Activity.LEAVING, 6)}, 4, STAYS.format(6)),
+        (
+            {"left_remedy": "make as many steps"},
+            {1: (Activity.WAITING, 7), 2: (Activity.LEAVING, 7)},
+            4,
+            STAYS.format(7) + ": make as many steps",
+        ),
+        # Worker 2 has made step 7, so that its gradients are there; their sums may still travel.
+        (
+            {"tail_seconds": 60.0},
+            {1: (Activity.WAITING, 7), 2: (Activity.LEAVING, 8)},
+            57,
+            STAYS.format(8),
+        ),
+        # Collectives between steps have no tail.
+        (
+            {"tail_seconds": 60.0},
+            {1: (Activity.MEETING, 7), 2: (Activity.LEAVING, 8)},
+            4,
+            STAYS.format(8),
+        ),
+        # A checkpoint, say, after a loop that one worker has left before the others.
+        (
+            {"apart_seconds": 60.0},
+            {0: (Activity.WAITING, 7), 1: (Activity.WAITING, 7), 2: (Activity.MEETING, 7)},
+            57,
+            "worker 2 has left (between steps, before step 7, waiting for the others), and others "
+            "wait for it",
+        ),
+        # The other one has made the step.
+        ({"apart_seconds": 60.0}, {0: (Activity.WAITING, 7), 1: (Activity.MEETING, 8)}, 120, None),
+        (
+            {"limit_seconds": 20},
+            {0: (Activity.WAITING, 41), 1: (Activity.COMPUTING, 41), 2: (Activity.WAITING, 41)},
+            17,
+            "others have waited for worker 1, which is in step 41, for 20 s",
+        ),
+    ],
+)
+def test_who_keeps_others_waiting_in_vain_is_named_by_all(job, times, doing, quiet_seconds, why):
+    job.workers = [job.worker(rank, **times) for rank in range(3)]
+    for rank, (activity, step) in doing.items():
+        job.activities[rank].enter(activity, step)
+    assert job.run(quiet_seconds) == {}
+    if why is not None:
+        assert job.run(6) == dict.fromkeys(range(3), why)
+
+
+@pytest.mark.parametrize(
+    ("alive", "doing", "said"),
+    [
+        ({0, 1}, {0: Activity.MEETING}, "worker 2 is before its first step"),
+        (
+            {0, 1, 2},
+            {0: Activity.WAITING, 1: Activity.COMPUTING, 2: Activity.WAITING},
+            "worker 1 is in step 41",
+        ),
+        (
+            {0, 1, 2},
+            {0: Activity.LEAVING, 1: Activity.TRAINED, 2: Activity.LEAVING},
+            "worker 1 is after its training, before the end of its script",
+        ),
+    ],
+)
+def test_a_late_worker_is_reported_and_ends_nothing(job, capsys, alive, doing, said):
+    job.alive = alive
+    for activity in job.activities[:2]:
+        activity.enter(Activity.OUTSIDE, 41)
+    for rank, activity in doing.items():
+        job.activities[rank].enter(activity, 41)
+    assert job.run(130) == {}
+    reports = [line for line in capsys.readouterr().err.splitlines() if said in line]
+    assert reports == [
+        f"lbbsp: {said}; others have waited for it for {seconds} s" for seconds in (60, 120)
+    ]
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
@@ -144,53 +228,6 @@ def test_time_without_readings_is_no_silence_of_the_others(job):
     assert job.workers[0].look(0.0) is None
 
 
-@pytest.mark.slow
-def test_the_threads_beat_and_end_the_process_of_a_worker_that_has_lost_another():
-    """Real threads and time; the board of worker 1 stops."""
-    board, ended = Rows(), threading.Event()
-    lasting, stopping = (
-        Heartbeat(board.of(rank), rank, 2, CurrentActivity(), silence_seconds=3.0,
-                  end=lambda *_, **__: ended.set())
-        for rank in range(2)
-    )  # fmt: skip
-    lasting.start()
-    stopping.start()
-    assert not ended.wait(5.0)
-    stopping.stop()
-    assert ended.wait(60.0)
-    assert lasting._loss.rank == 1
-
-
-def test_a_worker_that_has_never_beaten_is_not_suspected(job):
-    job.alive.remove(2)
-    assert job.run(60) == {}
-
-
-def test_others_that_wait_for_a_worker_that_has_never_beaten_say_so(job, capsys):
-    job.alive.remove(2)
-    job.activities[0].enter(Activity.MEETING, 0)
-    assert job.run(65) == {}
-    assert "worker 2 is before its first step; others have" in capsys.readouterr().err
-
-
-def test_a_worker_that_leaves_while_others_wait_is_named(job):
-    job.activities[0].enter(Activity.WAITING, 7)
-    job.activities[1].enter(Activity.WAITING, 7)
-    job.activities[2].enter(Activity.LEAVING, 6)
-    assert job.run(4) == {}
-    said = job.run(4)
-    assert set(said) == {0, 1, 2}
-    assert said[0] == (
-        "worker 2 has left (at the end of its script, before step 6), and others wait for it"
-    )
-
-
-def test_a_worker_that_leaves_while_others_agree_on_something_is_named(job):
-    job.activities[1].enter(Activity.LEAVING, 6)
-    with job.activities[0].during(Activity.MEETING):
-        assert set(job.run(8)) == {0, 1, 2}
-
-
 def test_a_wait_that_ends_as_another_worker_leaves_is_no_loss(job):
     """Worker 1's last row, of a long wait, is still there when worker 2 already leaves."""
     job.activities[1].enter(Activity.WAITING, 7)
@@ -212,147 +249,51 @@ def test_a_wait_that_goes_on_after_another_worker_has_left_is_in_vain_soon(job):
     assert set(job.run(4)) == {0, 1, 2}
 
 
-def test_sums_of_a_last_step_may_travel_for_a_while(job):
-    """Worker 2 has made step 7, so that its gradients are there."""
-    job.workers = [job.worker(rank, tail_seconds=60.0) for rank in range(3)]
-    job.activities[1].enter(Activity.WAITING, 7)
-    job.activities[2].enter(Activity.LEAVING, 8)
-    assert job.run(50) == {}
-    assert set(job.run(15)) == {0, 1, 2}
-
-
-def test_collectives_between_steps_have_no_tail(job):
-    job.workers = [job.worker(rank, tail_seconds=60.0) for rank in range(3)]
-    job.activities[2].enter(Activity.LEAVING, 8)
-    with job.activities[1].during(Activity.MEETING):
-        assert set(job.run(8)) == {0, 1, 2}
-
-
-def test_a_worker_that_leaves_a_loop_early_and_meets_the_others_elsewhere_is_named(job):
-    """As with a checkpoint after a loop that one worker has left before the others."""
-    job.workers = [job.worker(rank, apart_seconds=60.0) for rank in range(3)]
-    job.activities[0].enter(Activity.WAITING, 7)
-    job.activities[1].enter(Activity.WAITING, 7)
-    job.activities[2].enter(Activity.MEETING, 7)
-    assert job.run(55) == {}
-    assert job.run(10)[1].startswith(
-        "worker 2 has left (between steps, before step 7, waiting for the others), and others wait"
-    )
-
-
-def test_a_worker_that_has_made_the_step_may_meet_the_others_meanwhile(job):
-    job.workers = [job.worker(rank, apart_seconds=60.0) for rank in range(3)]
-    job.activities[0].enter(Activity.WAITING, 7)
-    job.activities[1].enter(Activity.MEETING, 8)
-    assert job.run(120) == {}
-
-
-def test_a_plugin_says_what_to_do_about_a_worker_that_has_left(job):
-    job.workers = [job.worker(rank, left_remedy="make as many steps") for rank in range(3)]
-    job.activities[1].enter(Activity.WAITING, 7)
-    job.activities[2].enter(Activity.LEAVING, 7)
-    assert all(why.endswith("wait for it: make as many steps") for why in job.run(8).values())
-
-
 def test_a_board_that_does_not_respond_ends_the_wait(job):
     job.run(5)
     assert [job.workers[1].look(2.0) for _ in range(4)] == [None] * 4
     assert job.workers[1].look(2.0) == "the store did not respond for 10 s"
 
 
-def test_workers_that_evaluate_may_take_their_time_after_the_others_have_left(job):
-    job.activities[0].enter(Activity.OUTSIDE, 7)
-    job.activities[1].enter(Activity.LEAVING, 7)
-    job.activities[2].enter(Activity.LEAVING, 7)
-    assert job.run(600) == {}
-
-
-def test_a_late_worker_is_reported_and_ends_nothing(job, capsys):
-    job.activities[0].enter(Activity.WAITING, 41)
-    job.activities[1].enter(Activity.COMPUTING, 41)
-    job.activities[2].enter(Activity.WAITING, 41)
-    assert job.run(130) == {}
-    assert capsys.readouterr().err.splitlines() == [
-        "lbbsp: worker 1 is in step 41; others have waited for it for 60 s",
-        "lbbsp: worker 1 is in step 41; others have waited for it for 120 s",
-    ]
-
-
-def test_a_worker_that_has_trained_is_said_to_have(job, capsys):
-    job.activities[0].enter(Activity.LEAVING, 41)
-    job.activities[1].enter(Activity.TRAINED, 41)
-    job.activities[2].enter(Activity.LEAVING, 41)
-    assert job.run(70) == {}
-    assert capsys.readouterr().err.splitlines() == [
-        "lbbsp: worker 1 is after its training, before the end of its script; others have waited "
-        "for it for 60 s",
-    ]
-
-
-def test_a_limit_ends_the_wait_for_a_late_worker(job):
-    job.workers = [job.worker(rank, limit_seconds=20) for rank in range(3)]
-    job.activities[0].enter(Activity.WAITING, 41)
-    job.activities[1].enter(Activity.COMPUTING, 41)
-    job.activities[2].enter(Activity.WAITING, 41)
-    assert job.run(15) == {}
-    said = job.run(7)
-    assert said[2] == "others have waited for worker 1, which is in step 41, for 20 s"
-
-
-def test_a_board_that_fails_does_not_end_the_beats(monkeypatch):
+@pytest.fixture
+def short_beats(monkeypatch):
     monkeypatch.setattr("lbbsp_core.runtime.reliability.heartbeat.BEAT_SECONDS", 0.01)
-    view, beaten = Rows().of(0), threading.Event()
-    calls = iter([RuntimeError("the service is gone"), None])
+
+
+def test_posts_go_on_while_a_read_waits_until_the_board_answers_none(short_beats):
+    view, release, ended = Rows().of(1), threading.Event(), threading.Event()
+    posts, answered = [], 5
 
     def post(row):
-        error = next(calls, None)
-        if error is not None:
-            raise error
-        beaten.set()
+        posts.append(row)
+        assert len(posts) <= answered or release.wait(HANG_SECONDS)
 
     view.post = post
-    heartbeat = Heartbeat(view, 0, 2, CurrentActivity())
-    heartbeat.start()
-    assert beaten.wait(10)
-    heartbeat.stop()
-
-
-def test_posts_go_on_while_a_read_waits_for_the_board(monkeypatch):
-    monkeypatch.setattr("lbbsp_core.runtime.reliability.heartbeat.BEAT_SECONDS", 0.01)
-    view, release, posted = Rows().of(1), threading.Event(), threading.Semaphore(0)
-    view.post = lambda row: posted.release()
-    view.read = lambda rank: release.wait(60) and None
-    heartbeat = Heartbeat(view, 1, 2, CurrentActivity(), end=pytest.fail)
-    heartbeat.start()
-    assert all(posted.acquire(timeout=10) for _ in range(5))
-    heartbeat.stop()
-    release.set()
-
-
-def test_a_post_that_the_board_never_answers_ends_the_process(monkeypatch):
-    monkeypatch.setattr("lbbsp_core.runtime.reliability.heartbeat.BEAT_SECONDS", 0.01)
-    view, release, ended = Rows().of(1), threading.Event(), threading.Event()
-    view.post = lambda row: release.wait(60)
+    view.read = lambda rank: release.wait(HANG_SECONDS) and None
     heartbeat = Heartbeat(
-        view, 1, 2, CurrentActivity(), silence_seconds=0.5, end=lambda *_, **__: ended.set()
+        view,
+        1,
+        2,
+        CurrentActivity(),
+        silence_seconds=HANG_SECONDS,
+        end=lambda *_, **__: ended.set(),
     )
     heartbeat.start()
-    assert ended.wait(10)
+    until(lambda: len(posts) > answered)
+    heartbeat.use_times(silence_seconds=0.1, limit_seconds=None)
+    assert ended.wait(HANG_SECONDS)
     heartbeat.stop()
     release.set()
 
 
-def test_the_thread_ends_the_process_and_says_why(monkeypatch):
-    monkeypatch.setattr("lbbsp_core.runtime.reliability.heartbeat.BEAT_SECONDS", 0.01)
-    board, ended = Rows(), threading.Event()
+def test_the_thread_ends_the_process_and_says_why(short_beats):
+    board, given = Rows(), []
     board.of(0).post(Beat(1, loss=Loss(Reason.SILENT, 2, Activity.OUTSIDE, 9)).row())
-    given = []
 
     def end(*arguments, linger_seconds):
         given.append((*arguments, linger_seconds))
-        ended.set()
 
     Heartbeat(board.of(1), 1, 3, CurrentActivity(), names=["a:1", "b:1", "c:1"], end=end).start()
-    assert ended.wait(10)
+    until(lambda: given)
     says = "lbbsp: c:1 has given no sign of life for 10 s; with its last one it was between steps"
     assert given == [(1, f"{says}, before step 9; b:1 ends", 0)]

@@ -3,18 +3,38 @@
 import os
 import signal
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
-from waits import until
 
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.reliability import marks, preemption
 from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 
 
+class Clock:
+    """Time of the module: it passes in sleeps, which return at once."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        assert self.now < 100, "nothing has ended the wait"
+
+
 @pytest.fixture
-def ends(monkeypatch):
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(preemption, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def ends(monkeypatch, clock):
     """Collects statuses with which the process would end."""
     statuses = []
     monkeypatch.setattr(preemption, "end_now", statuses.append)
@@ -28,22 +48,23 @@ def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_every_training_of_the_process_gets_the_request_once(ends, monkeypatch):
+def test_every_training_of_the_process_gets_the_request_once(ends, clock):
     requests = []
     for name in "ab":
         PreemptionHandler(lambda name=name: requests.append(name)).open()
     terminate()
+    clock.now = preemption.REPEAT_SECONDS
     terminate()  # of the launcher, at the same time
     assert requests == ["a", "b"]
     PreemptionHandler(lambda: requests.append("late")).open()
     assert requests == ["a", "b", "late"]
     assert not ends
-    monkeypatch.setattr(preemption, "REPEAT_SECONDS", 0.0)
+    clock.now += 0.1
     terminate()
     assert ends == [STATUS] == [143]
 
 
-def test_outside_of_trainings_and_at_a_second_signal_all_workers_end(ends, monkeypatch):
+def test_outside_of_trainings_and_at_a_second_signal_all_workers_end(ends, clock, monkeypatch):
     peers, requests = [], []
     monkeypatch.setattr(preemption, "_first_signal", [])
     monkeypatch.setattr(preemption, "_peers", [])
@@ -52,7 +73,7 @@ def test_outside_of_trainings_and_at_a_second_signal_all_workers_end(ends, monke
     handler.open()
     terminate()
     assert (requests, peers) == (["request"], [])
-    monkeypatch.setattr(preemption, "REPEAT_SECONDS", 0.0)
+    clock.now = preemption.REPEAT_SECONDS + 0.1
     terminate()
     assert (requests, peers) == (["request"], ["end"])
     handler.close()
@@ -95,45 +116,73 @@ def test_a_handler_that_the_script_sets_during_the_training_stays(ends):
 
 
 @pytest.fixture
-def idle(ends, monkeypatch):
-    """An open handler of a training that may be idle, and what it does."""
-    monkeypatch.setattr(preemption, "_STEP_SECONDS", 100)
-    monkeypatch.setattr(preemption, "_LOOK_SECONDS", 0.01)
-    done, state = [], {"idle": True}
+def idle(ends, clock, monkeypatch):
+    """An open handler of a training that may be idle, what it does when, and a signal to it."""
+    done, threads = [], []
+    monkeypatch.setattr(preemption, "_LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(
+        preemption,
+        "daemon_thread",
+        lambda run, name: SimpleNamespace(start=lambda: threads.append(run)),
+    )
+
+    def terminate_idle():
+        terminate()
+        (run,) = threads
+        run()
+
     handler = PreemptionHandler(
         lambda: done.append("request"),
-        is_idle=lambda: state["idle"],
-        save=lambda: done.append("save"),
-        leave=lambda: not done.append("leave"),
+        is_idle=lambda: True,
+        save=lambda: done.append(("save", clock.now)),
+        leave=lambda: not done.append(("leave", clock.now)),
     )
     handler.open()
-    yield handler, done, state
-    handler.close()
-    for thread in threading.enumerate():
-        if thread.name == "lbbsp-preemption":
-            thread.join(10)
+    return handler, done, terminate_idle
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_training_whose_last_step_is_over_leaves(ends, idle, monkeypatch, fails, caplog):
-    handler, done, _ = idle
-    if fails:
-        monkeypatch.setattr(handler, "save", lambda: done.append("save") or 1 / 0)
-    monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
-    terminate()
-    until(lambda: ends)
-    assert done == ["request", "save", "leave"]
+@pytest.mark.parametrize(
+    ("busy", "expected"),
+    [
+        (range(0), [("save", 0), ("leave", 15)]),
+        (range(3), [("save", 3), ("leave", 18)]),
+        (range(14, 16), [("save", 0), ("save", 16), ("leave", 31)]),  # a step has followed
+    ],
+)
+def test_a_training_whose_last_step_is_over_leaves(ends, clock, idle, busy, expected):
+    handler, done, terminate_idle = idle
+    handler.is_idle = lambda: clock.now not in busy
+    terminate_idle()
+    assert done == ["request", *expected]
     assert ends == [STATUS]
-    assert ("no checkpoint before this worker leaves" in caplog.text) == fails
 
 
-def test_a_step_that_begins_at_the_last_moment_keeps_the_process(ends, idle, monkeypatch):
-    handler, done, _ = idle
-    monkeypatch.setattr(handler, "leave", lambda: bool(done.append("leave")))
-    monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
-    terminate()
-    until(lambda: done.count("leave") >= 2)  # it asks again and again
-    assert not ends
+def test_a_training_whose_state_cannot_be_saved_leaves_nevertheless(ends, idle, caplog):
+    handler, done, terminate_idle = idle
+    handler.save = lambda: 1 / 0
+    terminate_idle()
+    assert (done, ends) == (["request", ("leave", 15)], [STATUS])
+    assert "no checkpoint before this worker leaves" in caplog.text
+
+
+def test_a_step_that_begins_at_the_last_moment_keeps_the_process(ends, clock, idle):
+    handler, done, terminate_idle = idle
+    handler.leave = lambda: bool(done.append(clock.now)) or clock.now > 17
+    terminate_idle()
+    assert done[2:] == [15, 16, 17, 18], "it asks again and again"
+
+
+def test_a_training_that_ends_does_not_leave(ends, clock, idle):
+    handler, done, terminate_idle = idle
+
+    def closes():
+        if clock.now == 10:
+            handler.close()
+        return True
+
+    handler.is_idle = closes
+    terminate_idle()
+    assert (done, clock.now, ends) == (["request", ("save", 0)], 11, [])
 
 
 def test_a_signal_too_late_to_leave_together_ends_the_process(ends):
@@ -142,23 +191,6 @@ def test_a_signal_too_late_to_leave_together_ends_the_process(ends):
     terminate()
     handler.close(leaves=True)
     assert ends == [STATUS]
-
-
-def test_a_training_that_goes_on_or_ends_does_not_leave(ends, idle, monkeypatch):
-    handler, done, state = idle
-    terminate()
-    until(lambda: "save" in done)
-    state["idle"] = False
-    monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
-    time.sleep(0.5)
-    assert not ends
-    monkeypatch.setattr(preemption, "_STEP_SECONDS", 100)
-    state["idle"] = True
-    until(lambda: done.count("save") == 2)
-    handler.close()
-    monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
-    time.sleep(0.5)
-    assert not ends
 
 
 def test_the_handler_of_a_failed_training_is_replaced(ends):
