@@ -1,11 +1,11 @@
 """Asynchronous sessions in one process: threads, and a parameter server that is a list."""
 
 import threading
-import time
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from waits import HANG_SECONDS, until
 
 from lbbsp_core import (
     ASP,
@@ -25,7 +25,6 @@ from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
 from lbbsp_core.runtime.asynchronous.coordination import empty_questions
 
 X, WORKERS, SAMPLES, EPOCHS = 16, 2, 50, 3
-PATIENCE_SECONDS = 30.0
 
 
 class ListServer:
@@ -80,7 +79,7 @@ def run(
     options=lambda rank: SessionOptions(),
     samples=lambda rank: SAMPLES,
     before_drawing=lambda rank, drawn: None,
-    before_start=lambda rank: None,
+    before_start=lambda rank, server: None,
 ):
     """Trains; returns the server and what each worker drew."""
     server, drawn, errors = ListServer(SAMPLES), [[] for _ in range(WORKERS)], []
@@ -95,8 +94,8 @@ def run(
             if rank == 0:
                 server.service = session.make_service()
                 server.ready.set()
-            assert server.ready.wait(PATIENCE_SECONDS)
-            before_start(rank)
+            assert server.ready.wait(HANG_SECONDS)
+            before_start(rank, server)
             session.start()
             session.use_samples(samples(rank))
             stream = SampleStream(SAMPLES, session.options.seed)
@@ -122,7 +121,7 @@ def run(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_SECONDS)
+        thread.join(HANG_SECONDS)
     if errors:
         raise errors[0]  # later ones follow from it
     return server, drawn
@@ -148,11 +147,13 @@ def test_the_record_names_hosts_and_devices_though_the_last_worker_starts_late(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("LBBSP_HOST", "a name of a host, which takes several questions to tell")
-    run(
-        ASP(),
-        lambda rank: SessionOptions(record=tmp_path),
-        before_start=lambda rank: time.sleep(0.2 * rank),
-    )
+
+    def start_late(rank, server):
+        """Starts worker 1 after a question of worker 0."""
+        if rank == 1:
+            until(lambda: (server.answers != empty_questions(WORKERS)).any())
+
+    run(ASP(), lambda rank: SessionOptions(record=tmp_path), before_start=start_late)
     header = read_run(tmp_path).header
     assert header.hosts == ("a name of a host, which takes several questions to tell",) * WORKERS
     assert header.devices == ("gpu of worker 0, äöü", "gpu of worker 1, äöü")
@@ -160,8 +161,8 @@ def test_the_record_names_hosts_and_devices_though_the_last_worker_starts_late(
 
 def test_the_record_is_complete_though_the_first_worker_comes_too_late(tmp_path):
     def come_late(rank, drawn):
-        while rank == 0 and len(drawn[1]) < EPOCHS * SAMPLES:
-            time.sleep(0.001)
+        if rank == 0:
+            until(lambda: len(drawn[1]) == EPOCHS * SAMPLES)
 
     _, drawn = run(ASP(), lambda rank: SessionOptions(record=tmp_path), before_drawing=come_late)
     assert not drawn[0]

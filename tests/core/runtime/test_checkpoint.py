@@ -1,9 +1,9 @@
 """Checkpoints are complete or absent, whatever interrupts a write or damages a file."""
 
-import logging
 import os
 import stat
 import sys
+from itertools import count
 
 import numpy as np
 import pytest
@@ -129,35 +129,31 @@ def test_an_error_of_any_call_leaves_the_old_or_the_new_one_and_nothing_half_wri
     assert {"open", "mkdir", "write", "fsync", "replace", "close", None} <= set(failed)
 
 
-def test_a_damaged_one_is_skipped_with_its_name(tmp_path, caplog):
-    write_checkpoint(tmp_path, checkpoint(1))
-    path = write_checkpoint(tmp_path, checkpoint(2))
+def cut(path):
     path.write_bytes(path.read_bytes()[:-100])
-    with caplog.at_level(logging.WARNING):
-        assert_same(newest_checkpoint(tmp_path), checkpoint(1))
-    assert f"{path} is damaged" in caplog.text
 
 
-def test_one_that_cannot_be_read_is_skipped_with_its_name(tmp_path, caplog, monkeypatch):
-    write_checkpoint(tmp_path, checkpoint(1))
-    path = write_checkpoint(tmp_path, checkpoint(2))
+def make_a_folder(path):
     path.unlink()
     path.mkdir()  # an OSError for all users, root included
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "said"),
+    [
+        (cut, ValueError, r"step-000000002.npz is damaged.*delete its step-\*"),
+        (make_a_folder, OSError, "Is a directory: .*step-000000002.npz"),
+    ],
+)
+def test_one_that_cannot_be_read_is_skipped_with_its_name_if_there_is_another(
+    tmp_path, caplog, damage, error, said
+):
+    first, second = (write_checkpoint(tmp_path, checkpoint(step)) for step in (1, 2))
+    damage(second)
     assert_same(newest_checkpoint(tmp_path), checkpoint(1))
-    assert f"Is a directory: '{path}': trying the checkpoint before it" in caplog.text
-
-
-def test_one_that_cannot_be_read_is_not_to_be_deleted_if_there_is_no_other(tmp_path):
-    write_checkpoint(tmp_path, checkpoint(1)).write_bytes(b"")
-    (tmp_path / "step-000000002.npz").mkdir()
-    with pytest.raises(OSError, match=r"Is a directory: .*step-000000002.npz"):
-        newest_checkpoint(tmp_path)
-
-
-def test_damaged_ones_only_are_an_error_that_names_the_remedy(tmp_path):
-    path = write_checkpoint(tmp_path, checkpoint())
-    path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"step-000000007.npz is damaged.*delete its step-\*"):
+    assert str(second) in caplog.text
+    cut(first)
+    with pytest.raises(error, match=said):
         newest_checkpoint(tmp_path)
 
 
@@ -173,7 +169,7 @@ def test_another_format_is_refused_and_not_skipped(other, when, tmp_path, monkey
         newest_checkpoint(tmp_path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(place=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
 def test_a_changed_byte_is_noticed_or_without_effect(tmp_path_factory, place, bits):
     path = write_checkpoint(tmp_path_factory.mktemp("folder"), checkpoint())
@@ -190,7 +186,7 @@ def test_a_changed_byte_is_noticed_or_without_effect(tmp_path_factory, place, bi
         assert_same(found, checkpoint())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.binary(max_size=300))
 def test_other_files_are_value_errors(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("folder") / "step-1.npz"
@@ -206,20 +202,23 @@ def test_pickled_objects_are_not_loaded(tmp_path):
         read_checkpoint(path)
 
 
+def interrupt(number, interruption):
+    """Lets the next call of `WRITES` after so many be interrupted, of this thread."""
+    calls = count()
+
+    def profile(frame, event, function):
+        if event == "c_call" and function.__name__ in WRITES and next(calls) == number:
+            sys.setprofile(None)
+            interruption(function.__name__)
+
+    sys.setprofile(profile)
+
+
 def _write_and_die(folder, written, number):
     """Writes in a child process that ends before the given call of `WRITES`; returns if it has."""
     child = os.fork()
     if child == 0:
-        calls = 0
-
-        def die(frame, event, function):
-            nonlocal calls
-            if event == "c_call" and function.__name__ in WRITES:
-                calls += 1
-                if calls > number:
-                    os._exit(9)
-
-        sys.setprofile(die)
+        interrupt(number, lambda name: os._exit(9))
         write_checkpoint(folder, written)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -227,23 +226,18 @@ def _write_and_die(folder, written, number):
 
 def _write_and_fail(folder, written, number):
     """Writes with an error in the given call of `WRITES`; returns its name, None without one."""
-    calls, name = 0, None
+    failed = []
 
-    def fail(frame, event, function):
-        nonlocal calls, name
-        if event == "c_call" and function.__name__ in WRITES:
-            calls += 1
-            if calls > number:
-                sys.setprofile(None)
-                name = function.__name__
-                raise OSError(28, "No space left on device")
+    def fail(name):
+        failed.append(name)
+        raise OSError(28, "No space left on device")
 
     before = sys.getprofile()
-    sys.setprofile(fail)
+    interrupt(number, fail)
     try:
         write_checkpoint(folder, written)
     except OSError:
-        assert name is not None
+        assert failed
     finally:
         sys.setprofile(before)
-    return name
+    return failed[0] if failed else None

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from waits import HANG_SECONDS
 
 from lbbsp_core.runtime.checkpoint import schedule as checkpoint_writer
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, newest_checkpoint
@@ -21,7 +22,7 @@ def test_a_write_does_not_hold_up_the_caller(tmp_path, monkeypatch):
     may_write, write = threading.Event(), checkpoint_writer.write_checkpoint
 
     def slow(folder, given):
-        may_write.wait(30)
+        assert may_write.wait(HANG_SECONDS)
         return write(folder, given)
 
     monkeypatch.setattr(checkpoint_writer, "write_checkpoint", slow)

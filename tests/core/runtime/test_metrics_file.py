@@ -1,16 +1,15 @@
 """The file for Prometheus: its grammar, its numbers, and what happens if it cannot be written."""
 
 import re
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from waits import until
+from waits import HANG_SECONDS, until
 
 from lbbsp_core import SessionOptions, SingleWorker, WorkerSession
+from lbbsp_core.runtime.extensions import metrics_file
 from lbbsp_core.runtime.extensions.metrics_file import SECONDS, Metrics, metrics_text
 from lbbsp_core.runtime.record.figures import Figures, figures_of
 from lbbsp_core.runtime.record.record import StepLine, run_header
@@ -28,7 +27,13 @@ LINE = StepLine(
 HEADER = run_header("none", workers=3, global_batch_size=24, versions={}, hosts=HOSTS)
 
 
-def metrics_file(path, header, clock):
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Lets a slow file system take its time."""
+    monkeypatch.setattr(metrics_file, "_PATIENCE_SECONDS", HANG_SECONDS)
+
+
+def metrics_of(path, header, clock):
     session = SimpleNamespace(options=SessionOptions(metrics_file=path), rank=0, observers=[])
     metrics = Metrics(session, clock)
     metrics.started(lambda: header)
@@ -69,6 +74,10 @@ def parse(text):
         found[key] = float(value)
     assert len(headed) == len(set(headed))
     return found
+
+
+def step_in(path):
+    return parse(path.read_text("utf-8"))["lbbsp_step", None, None]
 
 
 def test_the_text_has_the_figures_of_each_worker():
@@ -112,113 +121,76 @@ def test_what_is_unknown_has_no_series():
 
 def test_the_file_is_written_every_few_seconds_and_at_the_end(tmp_path):
     path, now = tmp_path / "new" / "job.prom", [0.0]
-    metrics = metrics_file(path, HEADER, clock=lambda: now[0])
-
-    def step_in_file():
-        metrics._writing.result(30)
-        return parse(path.read_text("utf-8"))["lbbsp_step", None, None]
+    metrics = metrics_of(path, HEADER, clock=lambda: now[0])
 
     for step, seconds, expected in ((0, 0.0, 0), (1, SECONDS - 1, 0), (2, SECONDS, 2)):
         now[0] = seconds
         metrics.add(replace(LINE, step=step))
-        assert step_in_file() == expected
+        metrics._writing.result(HANG_SECONDS)
+        assert step_in(path) == expected
     last = replace(LINE, step=3, sizes=(8, 8, 8))
     metrics.add(last)
     metrics.flush()
-    assert step_in_file() == 3
+    assert step_in(path) == 3
     found = parse(path.read_text("utf-8"))
     for name, value in figures_of([*[LINE] * 3, last])._asdict().items():
         assert found[f"lbbsp_{name}_ratio", None, None] == pytest.approx(value)
     assert [file.name for file in path.parent.iterdir()] == ["job.prom"]
 
 
-def test_a_failure_is_reported_once(tmp_path, caplog):
-    (tmp_path / "job.prom").mkdir()
-    metrics = metrics_file(tmp_path / "job.prom", HEADER, clock=lambda: 0.0)
-    for _ in range(2):
-        metrics.add(LINE)
-        metrics.flush()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "the training continues" in caplog.text
-
-
-def test_names_that_cannot_be_written_stop_nothing(tmp_path, caplog):
-    path = tmp_path / "job.prom"
-    metrics = metrics_file(path, replace(HEADER, hosts=("\ud800",)), clock=lambda: 0.0)
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("host", "folder.prom"), ("\ud800", "job.prom")],
+    ids=["is a folder", "no UTF-8"],
+)
+def test_a_failure_is_reported_once_and_stops_nothing(tmp_path, caplog, host, name):
+    (tmp_path / "folder.prom").mkdir()
+    metrics = metrics_of(tmp_path / name, replace(HEADER, hosts=(host,)), clock=lambda: 0.0)
     for step in range(2):
         metrics.add(replace(LINE, step=step))
         metrics.flush()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert not path.exists()
+    assert "the training continues" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.prom"]
 
 
 def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch):
     released, started = threading.Event(), []
-    metrics = metrics_file(tmp_path / "job.prom", HEADER, clock=lambda: 10 * SECONDS * len(started))
-    monkeypatch.setattr(metrics, "_write", lambda: (started.append(1), released.wait(30)))
-    monkeypatch.setattr("lbbsp_core.runtime.extensions.metrics_file._PATIENCE_SECONDS", 0.01)
+    metrics = metrics_of(tmp_path / "job.prom", HEADER, clock=lambda: 10 * SECONDS * len(started))
+    monkeypatch.setattr(metrics, "_write", lambda: (started.append(1), released.wait(HANG_SECONDS)))
+    monkeypatch.setattr(metrics_file, "_PATIENCE_SECONDS", 0.01)
     metrics.add(LINE)
     until(lambda: started)
     for _ in range(2):
         metrics.flush()
         metrics.add(LINE)
     released.set()
+    metrics._thread.start(lambda: None).result(HANG_SECONDS)  # after all that was to be written
     assert len(started) == 1
 
 
 def test_the_file_is_that_of_the_training_that_stepped_last(tmp_path):
     path = tmp_path / "job.prom"
-    older, newer = (metrics_file(path, HEADER, clock=lambda: 0.0) for _ in range(2))
-    older.add(replace(LINE, step=1))
-    older.flush()
-    older.add(replace(LINE, step=2))
-    newer.add(replace(LINE, step=3))
-    newer.flush()
-    older.flush()  # at the end of the process, say
-    assert parse(path.read_text("utf-8"))["lbbsp_step", None, None] == 3
+    older, newer = (metrics_of(path, HEADER, clock=lambda: 0.0) for _ in range(2))
+    for step in (0, 2, 4):
+        newer.add(replace(LINE, step=step))
+        newer.flush()
+        assert step_in(path) == step
+        older.flush()  # at the end of the process, say
+        assert step_in(path) == step
+        newer.add(replace(LINE, step=step + 1))  # and is not written while the other one steps
+        older, newer = newer, older
 
 
-SCRIPT = """
-import sys
-from lbbsp_core import SessionOptions, SingleWorker, WorkerSession
-from lbbsp_core.runtime.reliability.exit import end_now, fail_fast
-
-def train():
-    options = SessionOptions(metrics_file=sys.argv[1])
-    session = WorkerSession(SingleWorker(), 8, options, framework="none")
-    session.use_order(session.make_order(32))
-    session.start({{}})
-    for step in range(4):
-        session.local_indices(step)
-        session.after_allreduce([session.before_allreduce()])
-
-fail_fast()
-train()
-{end}
-"""
-
-
-@pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "1 / 0", "end_now(143)"])
-def test_the_last_step_is_written_when_the_process_ends(tmp_path, end):
-    path = tmp_path / "job.prom"
-    subprocess.run([sys.executable, "-c", SCRIPT.format(end=end), path], timeout=60)
-    assert parse(path.read_text("utf-8"))["lbbsp_step", None, None] == 3
-
-
-def test_the_training_that_made_the_last_step_writes_last(tmp_path):
-    path, now = tmp_path / "job.prom", [0.0]
-
-    def step_in_file():
-        return parse(path.read_text("utf-8"))["lbbsp_step", None, None]
-
-    first, second = (metrics_file(path, HEADER, clock=lambda: now[0]) for _ in range(2))
-    for number, (one, other) in enumerate([(first, second), (second, first), (first, second)]):
-        for step in (2 * number, 2 * number + 1):
-            one.add(replace(LINE, step=step))
-        one.flush()
-        assert step_in_file() == 2 * number + 1
-        other.flush()
-        assert step_in_file() == 2 * number + 1
+def test_the_last_step_is_written_when_the_process_ends(tmp_path, monkeypatch):
+    endings = []
+    monkeypatch.setattr(metrics_file, "before_end", endings.append)
+    metrics = metrics_of(tmp_path / "job.prom", HEADER, clock=lambda: 0.0)
+    for step in range(2):
+        metrics.add(replace(LINE, step=step))
+    (end,) = endings
+    end()
+    assert step_in(tmp_path / "job.prom") == 1
 
 
 @pytest.mark.parametrize("by", ["option", "variable"])
@@ -234,7 +206,7 @@ def test_a_session_writes_the_file(tmp_path, monkeypatch, by):
         session.local_indices(step)
         session.after_allreduce([session.before_allreduce()])
     session.close()
-    assert parse(path.read_text())["lbbsp_step", None, None] == 3
+    assert step_in(path) == 3
 
 
 def test_other_suffixes_are_refused(monkeypatch):

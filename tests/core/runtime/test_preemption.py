@@ -53,13 +53,13 @@ def test_every_training_of_the_process_gets_the_request_once(ends, clock):
     for name in "ab":
         PreemptionHandler(lambda name=name: requests.append(name)).open()
     terminate()
-    clock.now = preemption.REPEAT_SECONDS
+    clock.now = 0.9
     terminate()  # of the launcher, at the same time
     assert requests == ["a", "b"]
     PreemptionHandler(lambda: requests.append("late")).open()
     assert requests == ["a", "b", "late"]
     assert not ends
-    clock.now += 0.1
+    clock.now = 1.1
     terminate()
     assert ends == [STATUS] == [143]
 
@@ -73,7 +73,7 @@ def test_outside_of_trainings_and_at_a_second_signal_all_workers_end(ends, clock
     handler.open()
     terminate()
     assert (requests, peers) == (["request"], [])
-    clock.now = preemption.REPEAT_SECONDS + 0.1
+    clock.now = 1.1
     terminate()
     assert (requests, peers) == (["request"], ["end"])
     handler.close()

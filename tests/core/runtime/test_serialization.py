@@ -55,7 +55,7 @@ values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(value=values)
 def test_values_are_kept_exactly(value):
     found = copied(value, State(0.0))
