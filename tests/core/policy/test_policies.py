@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from lbbsp_core import (
     Measurement,
     Observation,
     Policy,
+    Profile,
     Proportional,
     ProportionalControl,
     registry,
@@ -122,30 +123,50 @@ def test_even_and_fixed_shares_never_change() -> None:
 
 
 def test_fixed_shares_are_proportional() -> None:
-    assert FixedShares((1.0, 2.0, 3.0)).init(three()).sizes == (20, 40, 60)
+    assert FixedShares((9, 12, 18)).init(three(78)).sizes == (18, 24, 36)  # by cores
+    assert FixedShares((65e12, 65e12, 130e12)).init(three(80)).sizes == (20, 20, 40)  # by flops
     assert FixedShares([1, 1, 4]) == FixedShares((1.0, 1.0, 4.0))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-def test_fixed_shares_out_of_range(bad: float) -> None:
-    with pytest.raises(ValueError, match=r"FixedShares\.shares must be finite and > 0, got"):
-        FixedShares((1.0, bad))
-
-
-def test_fixed_shares_of_another_number_of_workers() -> None:
-    with pytest.raises(ValueError, match="must have one value per worker, got none"):
-        FixedShares(())
+def test_shares_must_be_one_for_each_worker() -> None:
     with pytest.raises(ValueError, match="one value for each of the 3 workers, got 2"):
         FixedShares((1.0, 2.0)).init(three())
 
 
-def test_fixed_shares_by_cores_and_by_flops() -> None:
-    assert FixedShares((9, 12, 18)).init(three(78)).sizes == (18, 24, 36)
-    assert FixedShares((65e12, 65e12, 130e12)).init(three(80)).sizes == (20, 20, 40)
-    with pytest.raises(ValueError, match="shares must be finite and > 0, got 0"):
-        FixedShares((4, 0))
-    with pytest.raises(ValueError, match="shares must be finite and > 0, got -1"):
-        FixedShares((-1.0,))
+@pytest.mark.parametrize(
+    ("policy", "options", "message"),
+    [
+        (FixedShares, {"shares": ()}, "FixedShares.shares must have one value per worker, got non"),
+        *(
+            (FixedShares, {"shares": (1, bad)}, rf"shares must be finite and > 0, got {bad}")
+            for bad in (0, -1.0, math.nan, math.inf)
+        ),
+        *(
+            (LoadBalanced, {"min_gain": bad}, rf"min_gain must be in \[0, 1\), got {bad}")
+            for bad in (-0.1, 1.0, math.nan)
+        ),
+        *(
+            (LoadBalanced, {"interval": bad}, f"interval must be an integer >= 1, got {bad}")
+            for bad in (0, -1, 1.5)
+        ),
+        (ProportionalControl, {"ratings": ()}, "Control.ratings must have one value per worker"),
+        (ProportionalControl, {"ratings": (1, 0)}, "ProportionalControl.ratings must be .*got 0"),
+        (ProportionalControl, {"dead_band": 1.0}, r"dead_band must be in \[0, 1\), got 1.0"),
+        (ProportionalControl, {"dead_band": -0.1}, "dead_band must be"),
+        (ProportionalControl, {"smoothing": 0.0}, r"smoothing must be in \(0, 1\], got 0.0"),
+        (ProportionalControl, {"smoothing": math.nan}, "smoothing must be"),
+        (ProportionalControl, {"drop": 1.5}, "drop must be"),
+        (ProportionalControl, {"interval": 0}, "interval must be an integer >= 1, got 0"),
+        (ProportionalControl, {"interval": 2.5}, "interval must be an integer"),
+        (LeaderStraggler, {"delta": 0}, "delta must be an integer >= 1, got 0"),
+        (LeaderStraggler, {"delta": 1.5}, "delta must be"),
+        (LeaderStraggler, {"window": 0}, "window must be an integer >= 1, got 0"),
+        (LeaderStraggler, {"window": 8, "longest": 4}, "longest must be an integer >= 8, got 4"),
+    ],
+)
+def test_options_out_of_range(policy: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        policy(**options)
 
 
 # LoadBalanced
@@ -273,52 +294,20 @@ def test_overheads_count() -> None:
     assert state.sizes == (10, 20)
 
 
-@dataclass(frozen=True)
-class Piecewise:
-    """The paper's GPU curve: flat until it is saturated, then a line."""
-
-    floor: float
-    overhead: float
-    slope: float
-
-    def __call__(self, x: Any) -> Any:
-        return max(self.floor, self.overhead + self.slope * x)
-
-    def effective_samples(self, x: float) -> float:
-        return x
-
-    def at_speed(self, samples_per_second: float) -> Piecewise:
-        return self
-
-    def segments(self) -> tuple[tuple[int, float, float], ...]:
-        knee = math.ceil((self.floor - self.overhead) / self.slope)
-        return ((0, self.floor, 0.0), (knee, self(knee), self.slope))
-
-
 def test_gpus_of_2018_finish_together_below_their_memory() -> None:
-    """Equal at 10 + 60 = 30 + 40 with 60 and 20 samples; with 50 at most, 10 + 50 < 30 + 2 * 30."""
-    costs = (Piecewise(32.0, 10.0, 1.0), Piecewise(40.0, 30.0, 2.0))
-    observation = Observation(0, (40, 40), (1.0, 1.0), (), costs)
-    for most, expected in ((None, (60, 20)), (50, (50, 30))):
-        constraints = BatchConstraints(80, (Limits(1, most), Limits()))
-        policy = LoadBalanced(min_gain=0.0)
-        sizes = policy.update(policy.init(constraints), constraints, observation).sizes
-        assert sizes == expected
-    small = BatchConstraints(20, (Limits(), Limits()))
-    sizes = LoadBalanced(min_gain=0.0).update(LoadBalanced().init(small), small, observation).sizes
-    assert slowest(costs, sizes) == 40.0  # no GPU is saturated: the slower floor decides
+    """The paper's curves: flat until a GPU is saturated, then lines 10 + x and 30 + 2 x.
 
+    They are equal with 60 and 20 samples; with 50 at most, 10 + 50 < 30 + 2 * 30.
+    """
+    costs = Profile([1, 22, 100], [32, 32, 110]), Profile([1, 5, 100], [40, 40, 230])
+    observation, policy = Observation(0, (40, 40), (1.0, 1.0), (), costs), LoadBalanced(min_gain=0)
 
-@pytest.mark.parametrize("options", [{"min_gain": -0.1}, {"min_gain": 1.0}, {"min_gain": math.nan}])
-def test_min_gain_out_of_range(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"min_gain must be in \[0, 1\), got"):
-        LoadBalanced(**options)  # type: ignore[arg-type]
+    def planned(total: int, most: int | None = None) -> tuple[int, ...]:
+        constraints = BatchConstraints(total, (Limits(1, most), Limits()))
+        return policy.update(policy.init(constraints), constraints, observation).sizes
 
-
-@pytest.mark.parametrize("interval", [0, -1, 1.5])
-def test_interval_out_of_range(interval: Any) -> None:
-    with pytest.raises(ValueError, match=r"interval must be an integer >= 1, got"):
-        LoadBalanced(interval=interval)
+    assert (planned(80), planned(80, 50)) == ((60, 20), (50, 30))
+    assert slowest(costs, planned(20)) == 40.0  # no GPU is saturated: the slower floor decides
 
 
 def test_who_needs_no_costs_gets_none_predicted() -> None:
@@ -349,16 +338,19 @@ class State(NamedTuple):
     memory: list[int]
 
 
+def keep(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    return state.sizes
+
+
 @dataclass(frozen=True)
 class Broken:
-    """The even plan, except for what a subclass breaks."""
+    """The even plan at first, then what a function decides; options are flags of the contract."""
 
-    uses_costs: ClassVar[bool] = True
-    is_static: ClassVar[bool] = False
-    needs_common_steps: ClassVar[bool] = False
-    accepts_narrower_limits: ClassVar[bool] = False
-
-    weight: float = 1.0
+    decide: Callable[[State, BatchConstraints, Observation], Any] = keep
+    uses_costs: Any = True
+    is_static: Any = False
+    needs_common_steps: Any = False
+    accepts_narrower_limits: Any = False
 
     def init(self, constraints: BatchConstraints) -> State:
         return State(Even().init(constraints).sizes, [])
@@ -366,160 +358,82 @@ class Broken:
     def update(
         self, state: State, constraints: BatchConstraints, observation: Observation
     ) -> State:
-        return state
+        return state._replace(sizes=self.decide(state, constraints, observation))
 
 
-class Losing(Broken):
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        first, *rest = state.sizes
-        return State((first - 1, *rest), [])
+def lose(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    first, *rest = state.sizes
+    return (first - 1, *rest)
 
 
-class Careless(Broken):
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        global_batch_size = constraints.global_batch_size - constraints.workers + 1
-        return State((global_batch_size, *(1,) * (constraints.workers - 1)), [])
+def ignore_limits(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    others = (1,) * (constraints.workers - 1)
+    return (constraints.global_batch_size - len(others), *others)
 
 
-class Floating(Broken):
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        return State(tuple(float(size) for size in state.sizes), [])  # type: ignore[misc]
+def float_sizes(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    return tuple(float(size) for size in state.sizes)
 
 
-class InPlace(Broken):
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        state.memory.append(observation.step)
-        return state
+def remember(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    state.memory.append(observation.step)
+    return state.sizes
 
 
-class Dicing(Broken):
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        speeds = [random.random() + 0.1 for _ in range(constraints.workers)]
-        return State(constraints.plan([Proportional(speed) for speed in speeds]), [])
+def dice(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    return constraints.plan([Proportional(random.random() + 0.1) for _ in constraints.limits])
 
 
-class Static(Broken):
-    is_static: ClassVar[bool] = True
-
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        speeds = [1.0 + (observation.step + rank) % 2 for rank in range(constraints.workers)]
-        return State(constraints.plan([Proportional(speed) for speed in speeds]), [])
+def alternate(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    speeds = [1.0 + (observation.step + rank) % 2 for rank in range(constraints.workers)]
+    return constraints.plan([Proportional(speed) for speed in speeds])
 
 
-class Peeking(Broken):
-    uses_costs: ClassVar[bool] = False
-
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        costs = observation.known_costs()
-        return state if costs is None else State(constraints.plan(costs), [])
+def trust_costs(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    return constraints.plan(observation.costs)  # type: ignore[arg-type]
 
 
-class Flagless(Broken):
-    is_static = None  # type: ignore[assignment]
+def follow_costs(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    costs = observation.known_costs()
+    return state.sizes if costs is None else constraints.plan(costs)
 
 
-class Stepless(Broken):
-    needs_common_steps = None  # type: ignore[assignment]
+def best(constraints: BatchConstraints, observation: Observation) -> tuple[int, ...]:
+    return constraints.plan(observation.known_costs() or [Proportional(1.0)] * constraints.workers)
 
 
-class Trusting(Broken):
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        return State(constraints.plan(observation.costs), [])  # type: ignore[arg-type]
+def ignore_minima(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    limits = tuple(replace(each, minimum=1) for each in constraints.limits)
+    return best(replace(constraints, limits=limits), observation)
 
 
-class Stubborn(Broken):
-    """Keeps its plan, and chooses within limits, while it may choose."""
-
-    accepts_narrower_limits: ClassVar[bool] = True
-
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        costs = observation.known_costs()
-        return state if costs is None else State(constraints.plan(costs), [])
+def ignore_maxima(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    limits = tuple(replace(each, maximum=None) for each in constraints.limits)
+    return best(replace(constraints, limits=limits), observation)
 
 
-class WithoutMinima(Broken):
-    """Keeps the maxima and the granularity of narrower limits only."""
-
-    accepts_narrower_limits: ClassVar[bool] = True
-
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        limits = tuple(replace(each, minimum=1) for each in constraints.limits)
-        costs = observation.known_costs() or [Proportional(1.0)] * constraints.workers
-        return State(replace(constraints, limits=limits).plan(costs), [])
-
-
-class WithoutMaxima(Broken):
-    """Keeps the minima and the granularity of narrower limits only."""
-
-    accepts_narrower_limits: ClassVar[bool] = True
-
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        limits = tuple(replace(each, maximum=None) for each in constraints.limits)
-        costs = observation.known_costs() or [Proportional(1.0)] * constraints.workers
-        return State(replace(constraints, limits=limits).plan(costs), [])
-
-
-class Splitting(Broken):
-    """Keeps narrower limits, but not the granularity."""
-
-    accepts_narrower_limits: ClassVar[bool] = True
-
-    def update(
-        self, state: State, constraints: BatchConstraints, observation: Observation
-    ) -> State:
-        costs = observation.known_costs() or [Proportional(1.0)] * constraints.workers
-        narrower = any(each.maximum is not None for each in constraints.limits)
-        granularity = 1 if narrower else constraints.granularity
-        return State(replace(constraints, granularity=granularity).plan(costs), [])
-
-
-class Undecided(Broken):
-    accepts_narrower_limits = None
+def split_eights(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
+    is_narrower = any(each.maximum is not None for each in constraints.limits)
+    granularity = 1 if is_narrower else constraints.granularity
+    return best(replace(constraints, granularity=granularity), observation)
 
 
 CLUSTER_OF_EIGHTS = BatchConstraints(104, (Limits(),) * 3, granularity=8)
 
 
 @pytest.mark.parametrize(
-    ("broken", "message"),
+    ("decide", "message"),
     [
-        (Stubborn(), "must keep Limits"),
-        (WithoutMinima(), "must keep Limits"),
-        (WithoutMaxima(), "must keep Limits"),
-        (Splitting(), "must be in multiples of 8"),
-        (Undecided(), "accepts_narrower_limits must be True or False, got None"),
+        (follow_costs, "must keep Limits"),  # its plan stays while it may choose
+        (ignore_minima, "must keep Limits"),
+        (ignore_maxima, "must keep Limits"),
+        (split_eights, "must be in multiples of 8"),
     ],
-    ids=lambda value: type(value).__name__,
 )
-def test_the_contract_finds_who_ignores_narrower_limits(
-    broken: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_contract_finds_who_ignores_narrower_limits(decide: Any, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
-        check_policy(broken, CLUSTER_OF_EIGHTS)
-    monkeypatch.setattr(type(broken), "accepts_narrower_limits", False)
-    check_policy(broken, CLUSTER_OF_EIGHTS)  # is never given any
+        check_policy(Broken(decide, accepts_narrower_limits=True), CLUSTER_OF_EIGHTS)
+    check_policy(Broken(decide), CLUSTER_OF_EIGHTS)  # is never given any
 
 
 def test_narrower_limits_are_kept_between_decisions_and_without_predictions() -> None:
@@ -535,17 +449,17 @@ def test_narrower_limits_are_kept_between_decisions_and_without_predictions() ->
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Losing(), "must sum to 64"),
-        (Careless(), "must keep Limits"),
-        (Floating(), "must be a tuple of Python's int"),
-        (InPlace(), "update changed the state"),
-        (Dicing(), "must decide the same"),
-        (Static(), "changes its sizes from .*: is_static must be False"),
-        (Peeking(), "uses_costs must be True"),
-        (Flagless(), "is_static must be True or False, got None"),
-        (Stepless(), "needs_common_steps must be True or False, got None"),
+        (Broken(lose), "must sum to 64"),
+        (Broken(ignore_limits), "must keep Limits"),
+        (Broken(float_sizes), "must be a tuple of Python's int"),
+        (Broken(remember), "update changed the state"),
+        (Broken(dice), "must decide the same"),
+        (Broken(alternate, is_static=True), "changes its sizes from .*: is_static must be False"),
+        (Broken(follow_costs, uses_costs=False), "uses_costs must be True"),
+        (Broken(is_static=None), "is_static must be True or False, got None"),
+        (Broken(needs_common_steps=None), "needs_common_steps must be True or False, got None"),
+        (Broken(accepts_narrower_limits=None), "narrower_limits must be True or False, got None"),
     ],
-    ids=lambda value: type(value).__name__,
 )
 def test_the_contract_finds_what_is_broken(broken: Any, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
@@ -554,7 +468,7 @@ def test_the_contract_finds_what_is_broken(broken: Any, message: str) -> None:
 
 def test_the_contract_finds_who_trusts_in_costs() -> None:
     with pytest.raises((TypeError, AttributeError)):
-        check_policy(Trusting())
+        check_policy(Broken(trust_costs))
 
 
 @pytest.mark.parametrize(
