@@ -60,6 +60,14 @@ def closed_loop(
     return states
 
 
+def after(policy: Policy, constraints: BatchConstraints, *steps: Observation) -> list[Any]:
+    """States of a run, one after each step."""
+    states = [policy.init(constraints)]
+    for step in steps:
+        states.append(policy.update(states[-1], constraints, step))
+    return states[1:]
+
+
 def test_only_what_was_measured_and_is_not_held_counts() -> None:
     observation = seen((5, 5, 5, 5), (1.0, 0.0, 1.0, math.inf), excluded=[2])
     assert [observation.measured(rank) for rank in range(4)] == [True, False, False, False]
@@ -68,15 +76,41 @@ def test_only_what_was_measured_and_is_not_held_counts() -> None:
 # EpochBalanced
 
 
-def test_dbs_plans_at_the_end_of_an_epoch_by_p_over_t() -> None:
-    """Shares 1/2 and 1/2, 3 s and 5 s: p / t = 1/6 and 1/10, that is 5/8 and 3/8."""
-    constraints, policy = cluster_of(80, workers=2), EpochBalanced()
-    state = policy.init(constraints)
-    assert state.sizes == (40, 40)
-    state = policy.update(state, constraints, seen((40, 40), (1.0, 4.0)))
-    assert state.sizes == (40, 40)
-    state = policy.update(state, constraints, seen((40, 40), (2.0, 1.0), last=True))
-    assert state == ((50, 30), (0, 0), (0.0, 0.0))
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        # Shares 1/2 and 1/2, 3 s and 6 s: p / t = 1/6 and 1/12, that is 2/3 and 1/3.
+        (
+            [seen((30, 30), (1.0, 4.0)), seen((30, 30), (2.0, 2.0), last=True)],
+            [((30, 30), (30, 30), (1.0, 4.0)), ((40, 20), (0, 0), (0.0, 0.0))],
+        ),
+        # Held steps are left out worker by worker.
+        (
+            [
+                seen((30, 30), (99.0, 3.0), excluded=[0]),
+                seen((30, 30), (1.5, 3.0), last=True),
+            ],
+            [((30, 30), (0, 30), (0.0, 3.0)), ((40, 20), (0, 0), (0.0, 0.0))],
+        ),
+        # The first steps of an epoch run with the older plan: speeds are 20 and 10 in both steps.
+        (
+            [seen((50, 10), (2.5, 1.0)), seen((30, 30), (1.5, 3.0), last=True)],
+            [((30, 30), (50, 10), (2.5, 1.0)), ((40, 20), (0, 0), (0.0, 0.0))],
+        ),
+        # An epoch with an unmeasured worker is counted with the next one.
+        (
+            [
+                seen((30, 30), (1.0, 3.0), excluded=[1], last=True),
+                seen((30, 30), (2.0, 3.0), last=True),
+            ],
+            [((30, 30), (30, 0), (1.0, 0.0)), ((40, 20), (0, 0), (0.0, 0.0))],
+        ),
+    ],
+)
+def test_dbs_plans_at_the_end_of_an_epoch_by_p_over_t(
+    steps: list[Observation], expected: list[Any]
+) -> None:
+    assert after(EpochBalanced(), cluster_of(60, workers=2), *steps) == expected
 
 
 @given(SPEEDS, st.integers(1, 4))
@@ -95,43 +129,16 @@ def slowest(sizes: Sequence[int], speeds: Sequence[float]) -> float:
     return max(x / v for x, v in zip(sizes, speeds, strict=True))
 
 
-def test_dbs_leaves_held_steps_out_worker_by_worker() -> None:
-    constraints, policy = cluster_of(60, workers=2), EpochBalanced()
-    state = policy.init(constraints)
-    state = policy.update(state, constraints, seen((30, 30), (99.0, 3.0), excluded=[0]))
-    assert state == ((30, 30), (0, 30), (0.0, 3.0))
-    state = policy.update(state, constraints, seen((30, 30), (1.5, 3.0), last=True))
-    assert state.sizes == (40, 20)
-
-
-def test_dbs_counts_samples_of_the_plan_that_was_served() -> None:
-    """The first steps of an epoch run with the older plan: speeds are 20 and 10 in both steps."""
-    constraints, policy = cluster_of(60, workers=2), EpochBalanced()
-    state = policy.init(constraints)
-    state = policy.update(state, constraints, seen((50, 10), (2.5, 1.0)))
-    state = policy.update(state, constraints, seen((30, 30), (1.5, 3.0), last=True))
-    assert state.sizes == (40, 20)
-
-
-def test_dbs_counts_an_epoch_with_an_unmeasured_worker_with_the_next() -> None:
-    constraints, policy = cluster_of(60, workers=2), EpochBalanced()
-    state = policy.init(constraints)
-    state = policy.update(state, constraints, seen((30, 30), (1.0, 3.0), excluded=[1], last=True))
-    assert state == ((30, 30), (30, 0), (1.0, 0.0))
-    state = policy.update(state, constraints, seen((30, 30), (2.0, 3.0), last=True))
-    assert state.sizes == (40, 20)
+def epoch_balanced() -> list[Balancer]:
+    return [
+        Balancer(rank=rank, workers=2, global_batch_size=30, policy="dbs", predictor=LastValue())
+        for rank in (0, 1)
+    ]
 
 
 def test_the_balancer_tells_when_an_epoch_ends() -> None:
     """Epochs of 3 steps, the last one short and therefore held; from step 2 on, after a skip."""
-    balancers = [
-        Balancer(
-            rank=rank, workers=2, global_batch_size=30, policy=EpochBalanced(),
-            predictor=LastValue(),
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    plans = []
+    balancers, plans = epoch_balanced(), []
     for balancer in balancers:
         balancer.skip_to(2)
         balancer.use_order(GlobalOrder(80, 30))
@@ -143,10 +150,7 @@ def test_the_balancer_tells_when_an_epoch_ends() -> None:
 
 
 def test_without_an_order_there_are_no_epochs() -> None:
-    balancers = [
-        Balancer(rank=rank, workers=2, global_batch_size=30, policy=EpochBalanced())
-        for rank in (0, 1)
-    ]
+    balancers = epoch_balanced()
     for _ in range(5):
         exchange_in_process(balancers, [0.1, 0.3])
     assert balancers[0].sizes(5) == (15, 15)
@@ -161,10 +165,8 @@ def control(**options: Any) -> ProportionalControl:
 
 def test_control_conserves_where_the_mean_of_times_does_not() -> None:
     """x = (10, 10), t = (1, 3): by the mean 2 s of the times it would be (20, 6.7)."""
-    constraints, policy = cluster_of(20, workers=2), control()
-    assert policy.update(
-        policy.init(constraints), constraints, seen((10, 10), (1.0, 3.0))
-    ).sizes == (15, 5)
+    (state,) = after(control(), cluster_of(20, workers=2), seen((10, 10), (1.0, 3.0)))
+    assert state.sizes == (15, 5)
 
 
 @given(SPEEDS)
@@ -188,51 +190,50 @@ def test_control_approaches_equal_times_where_there_is_an_overhead() -> None:
 
 def test_control_smooths_from_the_first_time_after_a_change() -> None:
     """Times of 1, 2, 3 s at weight 1/2 give 1, 1.5, 2.25 s; then the mean starts again."""
-    constraints, policy = cluster_of(130, workers=2), control(smoothing=0.5, interval=3)
-    state = policy.init(constraints)
-    for seconds in (1.0, 2.0):
-        state = policy.update(state, constraints, seen((65, 65), (seconds, 1.0)))
-        assert state.sizes == (65, 65)
-    assert state.seconds == (1.5, 1.0)
-    state = policy.update(state, constraints, seen((65, 65), (3.0, 1.0)))
-    assert state.sizes == (40, 90)  # as 1 / 2.25 to 1
-    assert (state.seconds, state.steps) == ((0.0, 0.0), 0)
-    state = policy.update(state, constraints, seen((40, 90), (7.0, 7.0)))
-    assert state.seconds == (7.0, 7.0)
+    first, second, moved, later = after(
+        control(smoothing=0.5, interval=3),
+        cluster_of(130, workers=2),
+        *(seen((65, 65), (seconds, 1.0)) for seconds in (1.0, 2.0, 3.0)),
+        seen((40, 90), (7.0, 7.0)),
+    )
+    assert first.sizes == second.sizes == (65, 65)
+    assert second.seconds == (1.5, 1.0)
+    assert moved.sizes == (40, 90)  # as 1 / 2.25 to 1
+    assert (moved.seconds, moved.steps) == ((0.0, 0.0), 0)
+    assert later.seconds == (7.0, 7.0)
 
 
 @pytest.mark.parametrize(
-    ("speeds", "expected"),
+    ("speeds", "dead_band", "expected"),
     [
-        ((21.0, 19.0), (20, 20)),  # 1 of 20 is not more than 0.05
-        ((22.0, 18.0), (22, 18)),
-        ((18.0, 22.0), (18, 22)),
+        ((21.0, 19.0), 0.05, (20, 20)),  # 1 of 20 is not more than 0.05
+        ((22.0, 18.0), 0.05, (22, 18)),
+        ((18.0, 22.0), 0.05, (18, 22)),
+        # From (100, 100, 100): 3, 3 and 6 of 100. If one is beyond the band, all move.
+        ((103.0, 103.0, 94.0), 0.05, (103, 103, 94)),
+        ((103.0, 103.0, 94.0), 0.06, (100, 100, 100)),
     ],
 )
-def test_control_changes_beyond_the_dead_band_only(
-    speeds: tuple[float, ...], expected: tuple[int, ...]
+def test_control_changes_all_beyond_the_dead_band_or_none(
+    speeds: tuple[float, ...], dead_band: float, expected: tuple[int, ...]
 ) -> None:
-    constraints = cluster_of(40, workers=2)
-    states = closed_loop(control(), constraints, lambda i, x: x / speeds[i], 1)
+    constraints = cluster_of(sum(expected), workers=len(speeds))
+    policy = control(dead_band=dead_band)
+    states = closed_loop(policy, constraints, lambda rank, x: x / speeds[rank], 1)
     assert states[-1].sizes == expected
 
 
-def test_control_changes_all_or_none() -> None:
-    """From (100, 100, 100): 3, 3 and 6 of 100. One is beyond the band, so all move."""
-    constraints = cluster_of(300, workers=3)
-    moved = closed_loop(control(), constraints, lambda i, x: x / (103, 103, 94)[i], 1)
-    kept = closed_loop(control(dead_band=0.06), constraints, lambda i, x: x / (103, 103, 94)[i], 1)
-    assert moved[-1].sizes == (103, 103, 94)
-    assert kept[-1].sizes == (100, 100, 100)
-
-
 def test_control_waits_for_its_own_plan_and_for_everybody() -> None:
-    constraints, policy = cluster_of(40, workers=2), control()
-    state = policy.init(constraints)
-    assert policy.update(state, constraints, seen((30, 10), (9.0, 1.0))) == state
-    excluded = policy.update(state, constraints, seen((20, 20), (9.0, 3.0), excluded=[0]))
+    foreign, excluded, moved = after(
+        control(),
+        cluster_of(40, workers=2),
+        seen((30, 10), (9.0, 1.0)),
+        seen((20, 20), (9.0, 3.0), excluded=[0]),
+        seen((20, 20), (1.0, 3.0)),
+    )
+    assert foreign == control().init(cluster_of(40, workers=2))
     assert (excluded.sizes, excluded.seconds) == ((20, 20), (0.0, 3.0))
-    assert policy.update(excluded, constraints, seen((20, 20), (1.0, 3.0))).sizes == (30, 10)
+    assert moved.sizes == (30, 10)
 
 
 def crowded(knee: int) -> Callable[[int, int], float]:
@@ -286,55 +287,53 @@ def test_control_starts_from_the_open_loop() -> None:
 
 def test_leader_gets_from_straggler_once_the_window_is_full() -> None:
     """Means over the window: 2, 3 and 1 s, though the last step alone would say otherwise."""
-    constraints, policy = cluster_of(60, workers=3), LeaderStraggler(delta=4, window=2)
-    state = policy.update(
-        policy.init(constraints), constraints, seen((20, 20, 20), (1.0, 5.0, 1.9))
+    first, second = after(
+        LeaderStraggler(delta=4, window=2),
+        cluster_of(60, workers=3),
+        seen((20, 20, 20), (1.0, 5.0, 1.9)),
+        seen((20, 20, 20), (3.0, 1.0, 0.1)),
     )
-    assert state.sizes == (20, 20, 20)
-    state = policy.update(state, constraints, seen((20, 20, 20), (3.0, 1.0, 0.1)))
-    assert state.sizes == (20, 16, 24)
-    assert (state.leader, state.straggler, state.counts) == (2, 1, (0, 0, 0))
+    assert first.sizes == (20, 20, 20)
+    assert second.sizes == (20, 16, 24)
+    assert (second.leader, second.straggler, second.counts) == (2, 1, (0, 0, 0))
 
 
 def test_the_window_is_filled_worker_by_worker() -> None:
     """Three times 1.5 s are more than twice 2 s in all, but not on average."""
-    constraints, policy = cluster_of(40, workers=2), LeaderStraggler(delta=4, window=2)
-    state = policy.init(constraints)
-    for busy, excluded in (((1.5, 9.0), [1]), ((1.5, 2.0), []), ((1.5, 2.0), [])):
-        assert state.sizes == (20, 20)
-        state = policy.update(state, constraints, seen((20, 20), busy, excluded=excluded))
-    assert state.sizes == (24, 16)
-
-
-def test_steps_of_another_plan_do_not_count() -> None:
-    constraints, policy = cluster_of(40, workers=2), LeaderStraggler(delta=4, window=1)
-    state = policy.init(constraints)
-    assert policy.update(state, constraints, seen((30, 10), (3.0, 1.0))) == state
+    states = after(
+        LeaderStraggler(delta=4, window=2),
+        cluster_of(40, workers=2),
+        seen((20, 20), (1.5, 9.0), excluded=[1]),
+        seen((20, 20), (1.5, 2.0)),
+        seen((20, 20), (1.5, 2.0)),
+    )
+    assert [state.sizes for state in states] == [(20, 20), (20, 20), (24, 16)]
 
 
 def test_a_leader_needs_room_and_a_straggler_has_a_minimum() -> None:
-    constraints, policy = (
-        BatchConstraints(30, (Limits(1, 11), Limits(9), Limits())),
-        LeaderStraggler(4, 1),
+    constraints = BatchConstraints(30, (Limits(1, 11), Limits(9), Limits()))
+    states = after(
+        LeaderStraggler(delta=4, window=1),
+        constraints,
+        seen((10, 10, 10), (1.0, 3.0, 2.0)),  # 4 to move, 1 is allowed
+        seen((11, 9, 10), (1.0, 3.0, 2.0)),  # the minimum; and the fastest is full
+        seen((11, 9, 10), (1.0, 2.0, 3.0)),
     )
-    state = policy.init(constraints)
-    assert state.sizes == (10, 10, 10)
-    state = policy.update(state, constraints, seen((10, 10, 10), (1.0, 3.0, 2.0)))
-    assert state.sizes == (11, 9, 10)  # 4 to move, 1 is allowed
-    state = policy.update(state, constraints, seen((11, 9, 10), (1.0, 3.0, 2.0)))
-    assert state.sizes == (11, 9, 10)  # the minimum; and the fastest is full
-    state = policy.update(state, constraints, seen((11, 9, 10), (1.0, 2.0, 3.0)))
-    assert state.sizes == (11, 13, 6)
+    assert [state.sizes for state in states] == [(11, 9, 10), (11, 9, 10), (11, 13, 6)]
 
 
-def test_nothing_moves_between_equals_or_where_all_are_full() -> None:
+@pytest.mark.parametrize(
+    ("maximum", "sizes", "busy"),
+    [
+        (None, (30, 10), (3.0, 1.0)),  # another plan
+        (None, (20, 20), (1.0, 1.0)),  # equals
+        (20, (20, 20), (1.0, 2.0)),  # all are full
+    ],
+)
+def test_nothing_moves(maximum: int | None, sizes: Any, busy: Any) -> None:
     policy = LeaderStraggler(delta=4, window=1)
-    for limits in ((Limits(), Limits()), (Limits(1, 20), Limits(1, 20))):
-        constraints = BatchConstraints(40, limits)
-        busy = (1.0, 1.0) if limits[0].maximum is None else (1.0, 2.0)
-        assert policy.update(
-            policy.init(constraints), constraints, seen((20, 20), busy)
-        ) == policy.init(constraints)
+    constraints = BatchConstraints(40, (Limits(1, maximum),) * 2)
+    assert after(policy, constraints, seen(sizes, busy)) == [policy.init(constraints)]
 
 
 def test_oscillation_halves_delta_and_enlarges_the_window() -> None:
@@ -359,11 +358,12 @@ def test_oscillation_halves_delta_and_enlarges_the_window() -> None:
 
 def test_with_many_workers_an_overshoot_is_enough() -> None:
     """The leader of one move is the straggler of the next; its leader is a third one."""
-    constraints, policy = cluster_of(60, workers=3), LeaderStraggler(delta=8, window=1)
-    state = policy.update(
-        policy.init(constraints), constraints, seen((20, 20, 20), (1.0, 2.0, 1.5))
+    *_, state = after(
+        LeaderStraggler(delta=8, window=1),
+        cluster_of(60, workers=3),
+        seen((20, 20, 20), (1.0, 2.0, 1.5)),
+        seen((28, 12, 20), (3.0, 2.0, 1.0)),
     )
-    state = policy.update(state, constraints, seen((28, 12, 20), (3.0, 2.0, 1.0)))
     assert (state.sizes, state.delta, state.window) == ((24, 12, 24), 4, 8 // 4)
 
 
@@ -375,8 +375,8 @@ def test_delta_begins_with_a_sixteenth_of_an_even_batch() -> None:
 def test_delta_is_never_less_than_the_granularity() -> None:
     constraints, policy = cluster_of(64, workers=2, granularity=8), LeaderStraggler(9, window=1)
     assert policy.init(constraints).delta == 8
-    state = policy.update(policy.init(constraints), constraints, seen((32, 32), (1.0, 2.0)))
-    state = policy.update(state, constraints, seen((40, 24), (2.0, 1.0)))
+    steps = seen((32, 32), (1.0, 2.0)), seen((40, 24), (2.0, 1.0))
+    *_, state = after(policy, constraints, *steps)
     assert (state.sizes, state.delta) == ((32, 32), 8)
 
 
@@ -395,7 +395,7 @@ def test_the_third_move_from_one_straggler_doubles_delta_again() -> None:
 def test_leader_and_straggler_end_within_a_few_samples_of_the_best(speeds: list[int]) -> None:
     """A fixed point of single samples: no worker is slower than the best plan by two samples."""
     constraints = cluster_of(40 * len(speeds), workers=len(speeds))
-    states = closed_loop(LeaderStraggler(window=1), constraints, lambda i, x: x / speeds[i], 1500)
+    states = closed_loop(LeaderStraggler(window=1), constraints, lambda i, x: x / speeds[i], 500)
     best = slowest(constraints.plan([Proportional(v) for v in speeds]), speeds)
     times = [slowest(state.sizes, speeds) for state in states[-100:]]
     assert min(times) <= best + 2 / min(speeds)

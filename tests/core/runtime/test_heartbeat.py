@@ -96,7 +96,7 @@ STAYS = "worker 2 has left (at the end of its script, before step {}), and other
         ({}, {1: (Activity.WAITING, 7), 2: (Activity.LEAVING, 7)}, 4, STAYS.format(7)),
         ({}, {0: (Activity.MEETING, 7), 2: (Activity.LEAVING, 6)}, 4, STAYS.format(6)),
         (
-            {"left_remedy": "make as many steps"},
+            {"left_remedy": "make as many steps", "tail_seconds": 60.0},
             {1: (Activity.WAITING, 7), 2: (Activity.LEAVING, 7)},
             4,
             STAYS.format(7) + ": make as many steps",
