@@ -127,17 +127,6 @@ def test_it_decides_as_the_simulator_does(synchroniser: Any, seconds: np.ndarray
         assert [line.staleness for line in log] == played.staleness[by_time].tolist()
 
 
-@given(seconds=duration_tables())
-def test_nobody_is_further_ahead_than_the_scheme_allows(seconds: np.ndarray) -> None:
-    def lead(synchroniser: Synchroniser) -> int:
-        return max(line.lead for line in Server(synchroniser, seconds).run())
-
-    assert lead(BSP()) == lead(SSP(0)) == 0
-    assert lead(SSP(2)) <= 2
-    assert lead(DSSP(1, 3)) <= 3
-    assert lead(ElasticBSP(4, warmup=1)) < 4
-
-
 def test_leads_are_reached() -> None:
     seconds = np.array([[1.0] * 12, [3.1] * 12])
     leads = {
