@@ -181,12 +181,15 @@ def test_workers_with_other_data_are_named():
         run(ASP(), samples=lambda rank: SAMPLES + rank)
 
 
-def test_a_session_does_not_learn_from_costly_first_uses():
-    session = AsyncSession(
-        Servers(ListServer(SAMPLES), 0), ASP(), X,
-        SessionOptions(policy=LoadBalanced(), predictor=LastValue(), drivers=()),
+def session_of(rank=0, **options):
+    return AsyncSession(
+        Servers(ListServer(SAMPLES), rank), ASP(), X, SessionOptions(drivers=(), **options),
         framework="list", versions={}, facts="",
     )  # fmt: skip
+
+
+def test_a_session_does_not_learn_from_costly_first_uses():
+    session = session_of(policy=LoadBalanced(), predictor=LastValue())
     session._meter.take_excluded()
     learned = [
         session._learn(samples, seconds, ())
@@ -207,52 +210,33 @@ def test_a_session_does_not_learn_from_costly_first_uses():
 
 
 def test_a_batch_that_was_not_drawn_is_refused():
-    server = ListServer(SAMPLES)
-    options = SessionOptions()
-    session = AsyncSession(
-        Servers(server, 0), ASP(), X, options, framework="list", versions={}, facts=""
-    )
     with pytest.raises(ValueError, match="once for each batch that was drawn"):
-        session.check_batch(8)
-
-
-def test_a_curve_is_refused():
-    options = SessionOptions(cost=Profile([1, 8, 16], [0.1, 0.2, 0.9]))
-    with pytest.raises(ValueError, match="cost must be a straight line"):
-        AsyncSession(
-            Servers(ListServer(1), 0), ASP(), X, options, framework="list", versions={}, facts=""
-        )
-
-
-def start(rank=0, **options):
-    AsyncSession(
-        Servers(ListServer(1), rank), ASP(), X, SessionOptions(drivers=(), **options),
-        framework="list", versions={}, facts="",
-    )  # fmt: skip
+        session_of().check_batch(8)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"cost": Profile([1, 8, 16], [0.1, 0.2, 0.9])}, "cost must be a straight line"),
         ({"metrics_file": "job.prom"}, r"metrics_file = 'job.prom' .*: leave it out; .*record="),
         ({"short_step_seconds": 0.1}, r"short_step_seconds = 0.1 .*: leave it out"),
         ({"limit_seconds": 5.0}, "limit_seconds = 5.0 .*: leave it out; .* wait_seconds"),
         ({"compare_weights": 7}, "compare_weights = 7 .*: leave it out"),
     ],
 )
-def test_options_without_effect_are_refused(options, words):
+def test_options_that_cannot_be_used_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        start(**options)
+        session_of(**options)
 
 
 def test_what_is_done_anyway_may_be_said(caplog):
-    start(compare_weights=None, short_step_seconds=0)
+    session_of(compare_weights=None, short_step_seconds=0)
     assert not caplog.records
 
 
 def test_a_metrics_file_for_all_jobs_has_one_warning(monkeypatch, caplog):
     monkeypatch.setenv("LBBSP_METRICS_FILE", "/metrics/job.prom")
     for rank in range(3):
-        start(rank)
+        session_of(rank)
     (text,) = caplog.messages
     assert "LBBSP_METRICS_FILE = /metrics/job.prom has no effect in asynchronous training" in text

@@ -169,11 +169,17 @@ def test_another_format_is_refused_and_not_skipped(other, when, tmp_path, monkey
         newest_checkpoint(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A checkpoint, and what is in its file."""
+    path = write_checkpoint(tmp_path_factory.mktemp("folder"), checkpoint())
+    return path, path.read_bytes()
+
+
 @settings(max_examples=300)
 @given(place=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
-def test_a_changed_byte_is_noticed_or_without_effect(tmp_path_factory, place, bits):
-    path = write_checkpoint(tmp_path_factory.mktemp("folder"), checkpoint())
-    data = bytearray(path.read_bytes())
+def test_a_changed_byte_is_noticed_or_without_effect(whole, place, bits):
+    path, data = whole[0], bytearray(whole[1])
     data[int(place * len(data))] ^= bits
     path.write_bytes(data)
     try:
@@ -188,11 +194,10 @@ def test_a_changed_byte_is_noticed_or_without_effect(tmp_path_factory, place, bi
 
 @settings(max_examples=100)
 @given(data=st.binary(max_size=300))
-def test_other_files_are_value_errors(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("folder") / "step-1.npz"
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"step-1.npz"):
-        read_checkpoint(path)
+def test_other_files_are_value_errors(whole, data):
+    whole[0].write_bytes(data)
+    with pytest.raises(ValueError, match=r"step-000000007.npz"):
+        read_checkpoint(whole[0])
 
 
 def test_pickled_objects_are_not_loaded(tmp_path):

@@ -4,12 +4,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lbbsp_core import (
-    SSP,
     Affine,
     Balancer,
     CostShape,
@@ -28,7 +28,7 @@ from lbbsp_core import (
     WorkerSession,
     read_run,
 )
-from lbbsp_core.registry import SYNCHRONISERS
+from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.start import agree
 from lbbsp_core.runtime.options.naming import (
     described,
@@ -42,7 +42,6 @@ from lbbsp_core.runtime.options.naming import (
 READERS = {
     "policy": read_policy,
     "predictor": read_predictor,
-    "sync": SYNCHRONISERS.resolve,
     "cost": read_cost,
     "limits": read_limits,
 }
@@ -66,7 +65,6 @@ def profile(tmp_path: Path) -> Path:
         ("policy", "lbbsp_core:LoadBalanced:interval=2", LoadBalanced(interval=2)),
         ("predictor", "ema0.5", Ema(0.5)),
         ("predictor", "narx:hidden=4", Narx(hidden=4)),
-        ("sync", "ssp:3", SSP(3)),
         ("cost", "proportional", Proportional()),
         ("cost", "affine:0.01:0.001", Affine(0.01, 0.001)),
         ("limits", 64, Limits(maximum=64)),
@@ -89,16 +87,15 @@ def test_a_predictor_by_name_is_trained_for_the_lag_and_an_object_keeps_its_hori
     assert balancer.predictor == Mixture(horizon=3)
 
 
-def test_options_fill_what_a_name_leaves_open() -> None:
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("lbbsp:min_gain=0", "min_gain"), ("lbbsp-every", "min_gain"), ("bsp", "interval")],
+)
+def test_options_fill_what_a_name_leaves_open(name: str, option: str) -> None:
     assert read_policy("lbbsp", min_gain=0.1, interval=3) == LoadBalanced(0.1, 3)
     assert read_policy("lbbsp:interval=2", min_gain=0.1) == LoadBalanced(0.1, 2)
-    for name, option in [
-        ("lbbsp:min_gain=0", "min_gain"),
-        ("lbbsp-every", "min_gain"),
-        ("bsp", "interval"),
-    ]:
-        with pytest.raises(ValueError, match=rf"\['{option}'\] cannot be combined with policy="):
-            read_policy(name, **{option: 1})
+    with pytest.raises(ValueError, match=rf"\['{option}'\] cannot be combined with policy="):
+        read_policy(name, **{option: 1})
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -126,7 +123,6 @@ def test_a_file_in_the_current_directory_may_have_any_name(
         ("policy", "", r"no policy ''\. Known names"),
         ("predictor", "ema", r"did you mean 'ema0\.\d'\? Known names: last, "),
         ("predictor", "foo", r"no predictor 'foo'\. Known names: last, .*, mixture$"),
-        ("sync", "sspp:3", r"no sync 'sspp': did you mean 'ssp'\? Known names: bsp, ssp"),
         ("cost", "afine:1:2", r"no cost 'afine': did you mean 'affine'\? Known names: prop"),
         ("policy", "lbbsp:mingain=0", "no option of lbbsp 'mingain': did you mean 'min_gain'"),
         ("policy", "lbbsp:foo=0", r"no option of lbbsp 'foo'\. Known names: min_gain, interval"),
@@ -148,12 +144,10 @@ def test_a_file_in_the_current_directory_may_have_any_name(
 def test_a_wrong_value_is_named_with_its_remedy(kind: str, value: object, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         READERS[kind](value)
-    option = {"sync": None}.get(kind, kind)
-    if option:
-        with pytest.raises(ValueError, match=problem):
-            SessionOptions(**{option: value})
-        with pytest.raises(ValueError, match=problem):
-            Balancer(rank=0, workers=2, global_batch_size=8, **{option: value})
+    with pytest.raises(ValueError, match=problem):
+        SessionOptions(**{kind: value})
+    with pytest.raises(ValueError, match=problem):
+        Balancer(rank=0, workers=2, global_batch_size=8, **{kind: value})
 
 
 @pytest.mark.parametrize(
@@ -167,8 +161,6 @@ def test_a_wrong_value_is_named_with_its_remedy(kind: str, value: object, proble
         ("predictor", Even(), r"got Even\(\), which lacks predict: choose from last, "),
         ("predictor", int, "predictor must be a predictor or its name, got <class 'int'>: choose"),
         ("predictor", b"last", "predictor must be a predictor or its name, got b'last'"),
-        ("sync", LoadBalanced(), r"got LoadBalanced\(.*\), which lacks .*: choose from bsp, ssp"),
-        ("sync", 3, "sync must be a synchroniser or its name, got 3: choose from bsp, ssp"),
         ("cost", 0.1, "cost must be a cost or its name, got 0.1: choose from proportional"),
         ("cost", Affine, r"got the class Affine: create an object, as in cost=Affine\(\.\.\.\)"),
         ("limits", "64", "a whole number of samples, .* got '64': write limits=64 or limits=L"),
@@ -206,24 +198,20 @@ def test_limits_are_one_for_each_worker() -> None:
         limits_by_rank([64, 64, 32], 2)
 
 
-def test_workers_with_names_and_with_objects_agree_and_plan_alike() -> None:
-    named = Balancer(
-        rank=0,
-        workers=2,
-        global_batch_size=64,
-        policy="lbbsp:min_gain=0",
-        predictor="ema0.2",
-        cost="affine:0.1:0.01",
-        limits=60,
-    )
-    objects = Balancer(
-        rank=1,
-        workers=2,
-        global_batch_size=64,
-        policy=LoadBalanced(min_gain=0.0),
-        predictor=Ema(0.2),
-        cost=Affine(0.1, 0.01),
-        limits=Limits(1, 60),
+def test_workers_with_names_and_with_objects_agree_and_plan_alike(monkeypatch: Any) -> None:
+    names = "lbbsp:min_gain=0", "ema0.2", "affine:0.1:0.01", 60
+    values = LoadBalanced(min_gain=0.0), Ema(0.2), Affine(0.1, 0.01), Limits(1, 60)
+    named, objects = (
+        Balancer(
+            rank=rank,
+            workers=2,
+            global_batch_size=64,
+            policy=policy,
+            predictor=predictor,
+            cost=cost,
+            limits=limits,
+        )
+        for rank, (policy, predictor, cost, limits) in enumerate([names, values])
     )
     for _ in range(3):
         messages = [named.report(0.4), objects.report(0.1)]
@@ -231,22 +219,12 @@ def test_workers_with_names_and_with_objects_agree_and_plan_alike() -> None:
             balancer.receive(messages, 0.4)
     assert named.sizes(named.step) == objects.sizes(objects.step) != (32, 32)
     assert described(named.policy) == described(objects.policy)  # 0 and 0.0
-    facts: list[object] = []
-
-    class Recording(SingleWorker):
-        def all_gather(self, values: object) -> list[list[int]]:
-            facts.append(list(values))  # type: ignore[call-overload]
-            return [list(values)]  # type: ignore[call-overload]
-
+    told: list[bytes] = []
+    monkeypatch.setattr(handshake, "gather_bytes", lambda _, data: told.append(data) or [data])
     for balancer in (named, objects):
-        agree(
-            Balancer(rank=0, workers=1, global_batch_size=64, policy=balancer.policy),
-            None,
-            Recording(),
-            {},
-        )
-    half = len(facts) // 2
-    assert facts[:half] == facts[half:]
+        alone = Balancer(rank=0, workers=1, global_batch_size=64, policy=balancer.policy)
+        agree(alone, None, SingleWorker(), {})
+    assert told[0] == told[1]
 
 
 def test_the_header_of_a_run_is_that_of_the_objects(tmp_path: Path, profile: Path) -> None:

@@ -19,25 +19,6 @@ def copied(state, *initial):
     return from_json(json.loads(text), arrays, records_of(*initial))
 
 
-def same(found, expected):
-    assert type(found) is type(expected)
-    if isinstance(expected, np.ndarray):
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
-    elif isinstance(expected, (tuple, list)):
-        assert len(found) == len(expected)
-        for pair in zip(found, expected, strict=True):
-            same(*pair)
-    elif isinstance(expected, dict):
-        assert list(found) == list(expected)
-        for key, value in expected.items():
-            same(found[key], value)
-    elif expected == expected:  # no NaN
-        assert found == expected
-    else:
-        assert found != found
-
-
 class State(NamedTuple):
     number: float
     rest: object = None
@@ -59,21 +40,21 @@ values = st.recursive(
 @given(value=values)
 def test_values_are_kept_exactly(value):
     found = copied(value, State(0.0))
-    same(found, value)
-    assert repr(found) == repr(value)
+    assert type(found) is type(value)
+    assert repr(found) == repr(value), "also of what is no number, and in the same order"
 
 
 @pytest.mark.parametrize("name", sorted(PREDICTORS))
 def test_each_predictor_goes_on_from_its_copied_state(name):
     chosen = PREDICTORS.build(name)
     rng = np.random.default_rng(0)
-    pairs = zip(rng.integers(8, 64, 60), rng.uniform(0.1, 0.2, 60), strict=True)
+    pairs = zip(rng.integers(8, 64, 40), rng.uniform(0.1, 0.2, 40), strict=True)
     measurements = [Measurement(int(samples), float(seconds)) for samples, seconds in pairs]
     state = chosen.init()
-    for each in measurements[:40]:
+    for each in measurements[:30]:
         state = chosen.update(state, each)
     copy = copied(state, chosen.init())
-    for each in measurements[40:]:
+    for each in measurements[30:]:
         state, copy = chosen.update(state, each), chosen.update(copy, each)
         assert chosen.predict(copy) == chosen.predict(state)
 
