@@ -140,6 +140,12 @@ def coordinator(synchroniser: Synchroniser, policy: Any = None, workers: int = 2
     return Coordinator(synchroniser, BatchConstraints(16, (Limits(),) * workers), policy or Even())
 
 
+def push(coordinator: Coordinator, worker: int, *arguments: Any, **options: Any) -> bool:
+    """Pushes a gradient that enters at once; returns whether the worker must apply the sum."""
+    coordinator.push(worker, *arguments, **options)
+    return coordinator.entered(worker)
+
+
 def test_samples_are_dealt_out_once_up_to_the_limit() -> None:
     dealing = coordinator(ASP())
     claims = [dealing.claim(worker, 37) for worker in (0, 1, 1, 0, 1, 0)]
@@ -185,9 +191,8 @@ def test_who_leaves_holds_nobody_back_and_updates_for_those_who_wait() -> None:
 
 def test_the_log_forgets_what_has_been_read() -> None:
     asp = coordinator(ASP())
-    for push in range(5):
-        asp.push(push % 2, 8, 0.5, seen=asp.updates)
-        asp.entered(push % 2)
+    for number in range(5):
+        push(asp, number % 2, 8, 0.5, seen=asp.updates)
     assert [line.iteration for line in asp.log(0, 2)] == [0, 0]
     assert [line.iteration for line in asp.log(3, 9)] == [1, 2]
     assert [line.iteration for line in asp.log(0, 9)] == [1, 2], "the first three are gone"
@@ -196,12 +201,10 @@ def test_the_log_forgets_what_has_been_read() -> None:
 
 def test_batches_follow_the_predicted_speeds_once_all_have_pushed() -> None:
     balanced = coordinator(ASP(), LoadBalanced(min_gain=0.0))
-    for worker in (0, 0, 0):
-        balanced.push(worker, 8, 0.08, Affine(0.0, 0.01))
-        balanced.entered(worker)
+    for _ in range(3):
+        push(balanced, 0, 8, 0.08, Affine(0.0, 0.01))
     assert balanced.rounds.sizes == (8, 8), "worker 1 has said nothing yet"
-    balanced.push(1, 8, 0.24, Affine(0.0, 0.03))
-    balanced.entered(1)
+    push(balanced, 1, 8, 0.24, Affine(0.0, 0.03))
     assert balanced.rounds.sizes == (12, 4)
     assert balanced.claim(0, 100) == (0, 12)
 
@@ -212,8 +215,7 @@ def test_it_says_that_balance_does_not_pay(caplog: Any) -> None:
         for worker in (0, 1):
             begin, end = coordinator.claim(worker, 10**6)
             cost = Affine(0.0, 0.01 + 0.01 * ((step + worker) % 2))
-            coordinator.push(worker, end - begin, cost(end - begin), cost)
-            coordinator.entered(worker)
+            push(coordinator, worker, end - begin, cost(end - begin), cost)
     assert coordinator.rounds.sizes == (24, 24)
     assert len(caplog.messages) == 1
     assert "from round 11 on, batches are even" in caplog.text
@@ -235,20 +237,18 @@ def test_a_round_does_not_wait_for_those_who_have_left() -> None:
 def test_proportional_control_learns_from_batches_of_its_own_plan_only() -> None:
     """Worker 0 is three times as fast; while the plan changes, it has an older batch under way."""
     balanced = coordinator(ASP(), ProportionalControl(interval=1, smoothing=1.0))
-
-    def push(worker: int, samples: int, seconds: float, **options: Any) -> tuple[int, ...]:
-        balanced.push(worker, samples, seconds, **options)
-        balanced.entered(worker)
-        return balanced.rounds.sizes
-
-    assert push(0, 8, 9.0, excluded=True) == (8, 8)
-    assert push(1, 8, 3.0) == (8, 8), "the first time of worker 0 was excluded"
-    assert push(0, 8, 1.0) == (8, 8), "worker 1 has not pushed once more"
-    assert push(1, 8, 3.0) == (12, 4)
-    assert push(0, 8, 1.0) == (12, 4)
-    assert push(1, 4, 1.5) == (12, 4), "worker 0 had drawn 8 samples by the even plan"
-    assert push(0, 12, 1.5) == (12, 4)
-    assert push(1, 4, 0.5) == (8, 8), "both take as long for 8 samples now"
+    for worker, samples, seconds, excluded, sizes in [
+        (0, 8, 9.0, True, (8, 8)),
+        (1, 8, 3.0, False, (8, 8)),  # the first time of worker 0 was excluded
+        (0, 8, 1.0, False, (8, 8)),  # worker 1 has not pushed once more
+        (1, 8, 3.0, False, (12, 4)),
+        (0, 8, 1.0, False, (12, 4)),
+        (1, 4, 1.5, False, (12, 4)),  # worker 0 had drawn 8 samples by the even plan
+        (0, 12, 1.5, False, (12, 4)),
+        (1, 4, 0.5, False, (8, 8)),  # both take as long for 8 samples now
+    ]:
+        push(balanced, worker, samples, seconds, excluded=excluded)
+        assert balanced.rounds.sizes == sizes
 
 
 def test_a_worker_tells_the_coordinator_which_times_to_exclude() -> None:
@@ -287,8 +287,7 @@ def test_time_begins_with_the_first_iteration() -> None:
     for worker in (0, 1):
         elastic.claim(worker, 1000)
     for worker, now[0] in (0, 15.0), (1, 16.0):
-        elastic.push(worker, 8, 10.0)
-        if elastic.entered(worker):
+        if push(elastic, worker, 8, 10.0):
             elastic.applied()
     assert [line.seconds for line in elastic.log(0, 9)] == [10.0, 11.0]
 
@@ -296,8 +295,7 @@ def test_time_begins_with_the_first_iteration() -> None:
 def test_without_a_reader_there_is_no_log() -> None:
     silent = Coordinator(ASP(), BatchConstraints(16, (Limits(),) * 2), Even(), logs=False)
     for _ in range(3):
-        silent.push(0, 8, 1.0)
-        silent.entered(0)
+        push(silent, 0, 8, 1.0)
     assert (silent.pushes, silent.log(0, 9)) == (3, [])
 
 
@@ -322,8 +320,7 @@ def shared_iterations(mode: int | str, paces: Any, iterations: int, sizes: Any =
                 continue
             samples = sum(b - a for a, b in got[worker])
             told = PartsReport(len(got[worker]) - 1, now[0] - begun, can_share=True)
-            dealing.push(worker, samples, paces(number, worker) * samples, shared=told)
-            if dealing.entered(worker):
+            if push(dealing, worker, samples, paces(number, worker) * samples, shared=told):
                 dealing.applied()
         yield got
 

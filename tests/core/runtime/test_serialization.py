@@ -48,7 +48,7 @@ def test_values_are_kept_exactly(value):
 def test_each_predictor_goes_on_from_its_copied_state(name):
     chosen = PREDICTORS.build(name)
     rng = np.random.default_rng(0)
-    pairs = zip(rng.integers(8, 64, 40), rng.uniform(0.1, 0.2, 40), strict=True)
+    pairs = zip(rng.integers(8, 64, 35), rng.uniform(0.1, 0.2, 35), strict=True)
     measurements = [Measurement(int(samples), float(seconds)) for samples, seconds in pairs]
     state = chosen.init()
     for each in measurements[:30]:
