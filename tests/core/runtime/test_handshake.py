@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbbsp_core import Balancer, DisagreementError, GlobalOrder, Limits
+from lbbsp_core import Balancer, DisagreementError, GlobalOrder, LastValue, Limits
 from lbbsp_core.policy import FixedState
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.handshake import compare
@@ -98,13 +98,13 @@ def test_plans_that_the_new_run_forbids_are_not_restored(run, options, sizes):
     assert fresh.report(0.2).checksum == checksum(sizes)
 
 
-def test_what_was_learned_of_one_worker_is_not_another_ones(run):
-    fresh = [balancer(rank, policy=Turns()) for rank in (0, 1)]
+def test_what_was_learned_of_one_worker_is_not_another_ones_or_another_predictors(run):
+    fresh = balancer(0), balancer(1), balancer(0, predictor=LastValue())
     for one in fresh:
         one.restore(run[0].state())
     speeds = [one.report(float("nan")).picoseconds_per_sample for one in fresh]
     assert speeds[0] > 0
-    assert speeds[1] == 0
+    assert speeds[1:] == [0, 0]
 
 
 @pytest.mark.parametrize(("step", "end"), [(3, 5), (4, 5), (5, 10), (9, 10)])
@@ -118,34 +118,29 @@ def test_no_epochs_without_an_order():
         balancer().epoch_end_step()
 
 
-@pytest.fixture
-def told(monkeypatch):
-    """Lets worker 1 tell other facts; returns a function that sets them."""
-
-    def tell(**facts):
-        other = json.dumps(facts).encode()
-        monkeypatch.setattr(handshake, "gather_bytes", lambda _, data: [data, other])
-
-    return tell
+LONG = "SGD " + "x" * 500 + " rate 0."
 
 
-def test_a_text_that_differs_is_shown_around_the_difference(told):
-    mine, theirs = "SGD " + "x" * 500 + " rate 0.1", "SGD " + "x" * 500 + " rate 0.25"
-    told(optimizer=theirs)
-    with pytest.raises(DisagreementError) as caught:
-        compare(None, {"optimizer": mine})
-    assert str(caught.value).startswith("workers disagree on optimizer: worker 0 has ...x")
-    assert "rate 0.1, worker 1 has ...x" in str(caught.value)
-    assert "rate 0.25; start all workers with the same optimizer" in str(caught.value)
-    told(loss="mae")
-    with pytest.raises(DisagreementError, match="worker 0 has mse, worker 1 has mae; start all"):
-        compare(None, {"loss": "mse"})
-
-
-def test_facts_that_only_one_worker_has_are_named(told):
-    told(loss="mse", epochs=3)
-    with pytest.raises(DisagreementError, match="epochs: worker 0 has None, worker 1 has 3"):
-        compare(None, {"loss": "mse"})
+@pytest.mark.parametrize(
+    ("mine", "theirs", "message"),
+    [
+        ({"loss": "mse"}, {"loss": "mae"}, r"worker 0 has mse, worker 1 has mae; start all"),
+        (  # around the difference
+            {"optimizer": LONG + "1"},
+            {"optimizer": LONG + "25"},
+            r"^workers disagree on optimizer: worker 0 has \.\.\.x.* rate 0\.1, worker 1 has"
+            r" \.\.\.x.* rate 0\.25; start all workers with the same optimizer",
+        ),
+        # facts that only one worker has
+        ({}, {"epochs": 3}, "epochs: worker 0 has None, worker 1 has 3"),
+    ],
+)
+def test_texts_that_differ_are_shown(monkeypatch, mine, theirs, message):
+    monkeypatch.setattr(
+        handshake, "gather_bytes", lambda _, data: [data, json.dumps(theirs).encode()]
+    )
+    with pytest.raises(DisagreementError, match=message):
+        compare(None, mine)
 
 
 def test_ends_of_very_long_texts_are_compared():

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from lbbsp_core import (
     Proportional,
     SessionOptions,
     SingleWorker,
-    WorkerSession,
-    read_run,
 )
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.start import agree
@@ -101,6 +99,7 @@ def test_options_fill_what_a_name_leaves_open(name: str, option: str) -> None:
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_cost_may_be_the_file_of_a_profile(profile: Path, kind: type) -> None:
     assert read_cost(kind(profile)) == Profile.load(profile)
+    assert SessionOptions(cost=kind(profile)).cost == Profile.load(profile)
     shape = CostShape(Affine(0.1, 0.1), 8)
     assert read_cost(shape) is shape
     assert read_cost(None) == Proportional()
@@ -225,28 +224,6 @@ def test_workers_with_names_and_with_objects_agree_and_plan_alike(monkeypatch: A
         alone = Balancer(rank=0, workers=1, global_batch_size=64, policy=balancer.policy)
         agree(alone, None, SingleWorker(), {})
     assert told[0] == told[1]
-
-
-def test_the_header_of_a_run_is_that_of_the_objects(tmp_path: Path, profile: Path) -> None:
-    def header(name: str, **options: object) -> object:
-        record = tmp_path / name
-        options = {"record": record, **options}
-        session = WorkerSession(SingleWorker(), 8, SessionOptions(**options), framework="none")
-        session.use_order(session.make_order(16))
-        session.start({})
-        session.after_allreduce([session.before_allreduce()])
-        session.close()
-        return replace(read_run(record).header, started=None)
-
-    named = header("named", policy="lbbsp", predictor="ema0.5", cost=str(profile), limits=8)
-    objects = header(
-        "objects",
-        policy=LoadBalanced(),
-        predictor=Ema(0.5),
-        cost=Profile.load(profile),
-        limits=Limits(maximum=8),
-    )
-    assert named == objects
 
 
 @dataclass(frozen=True)

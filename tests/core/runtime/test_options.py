@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -42,18 +43,22 @@ def test_another_default_gives_way_to_the_options_of_lb_bsp():
     assert SessionOptions(policy=LoadBalanced()).choose_policy(Even()) == LoadBalanced()
 
 
-def test_an_unknown_option_is_named_with_the_nearest_one():
-    assert SessionOptions.of({"granularity": 8}).granularity == 8
-    with pytest.raises(TypeError, match="no option 'granularty': did you mean 'granularity'"):
-        SessionOptions.of({"granularty": 8})
+def plugin(self, model, *, checkpoint=None, **options):
+    """Function of a plugin that passes options on."""
 
 
-def test_the_options_of_the_plugin_are_known_too():
-    def plugin(self, model, *, checkpoint=None, **options):
-        pass
-
-    with pytest.raises(TypeError, match=r"did you mean 'checkpoint'.* Known names: model, checkp"):
-        SessionOptions.of({"chekpoint": "x"}, plugin)
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"granularty": 8}, "no option 'granularty': did you mean 'granularity'"),
+        ({"chekpoint": "x"}, r"did you mean 'checkpoint'.* Known names: model, checkp"),
+        ({"sync": "ssp:3"}, "sync is an option of asynchronous training"),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_nearest_one(given, words):
+    assert SessionOptions.of({"granularity": 8}, plugin).granularity == 8
+    with pytest.raises(TypeError, match=words):
+        SessionOptions.of(given, plugin)
 
 
 def test_the_types_of_keyword_arguments_are_those_of_the_options():
@@ -115,6 +120,9 @@ def test_a_policy_of_the_environment_that_cannot_be_used_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
+        ("silence_seconds", 0.5, r"silence_seconds must be >= 2, got 0\.5: a busy machine"),
+        ("silence_seconds", math.nan, "silence_seconds must be finite and > 0, got nan"),
+        ("limit_seconds", 0, "limit_seconds must be finite and > 0, got 0"),
         ("interval", "2", "interval must be an integer >= 1, got '2'"),
         ("min_gain", "0", r"min_gain must be in \[0, 1\), got '0'"),
         ("seed", None, "seed must be an integer >= 0, got None"),
@@ -130,7 +138,7 @@ def test_a_policy_of_the_environment_that_cannot_be_used_is_named(monkeypatch):
         ("metrics_file", 5, "metrics_file must be a path, got 5"),
     ],
 )
-def test_values_of_a_wrong_type_are_named(option, value, words):
+def test_wrong_values_are_named(option, value, words):
     with pytest.raises((TypeError, ValueError), match=words):
         SessionOptions(**{option: value})
 
@@ -167,21 +175,3 @@ def test_names_are_read_once_and_the_options_can_be_copied():
     assert copy.choose_policy() == LoadBalanced(min_gain=0.1)
     assert copy.limits == Limits(maximum=64)
     assert read_predictor(copy.predictor, 3) == Narx(horizon=3)
-
-
-def test_a_synchroniser_is_no_option_of_a_session():
-    with pytest.raises(TypeError, match="sync is an option of asynchronous training"):
-        SessionOptions.of({"sync": "ssp:3"})
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"silence_seconds": 0.5}, r"silence_seconds must be >= 2, got 0\.5: a busy machine"),
-        ({"silence_seconds": float("nan")}, "silence_seconds must be finite and > 0, got nan"),
-        ({"limit_seconds": 0}, "limit_seconds must be finite and > 0, got 0"),
-    ],
-)
-def test_times_of_liveness_are_checked(options, problem):
-    with pytest.raises(ValueError, match=problem):
-        SessionOptions(**options)

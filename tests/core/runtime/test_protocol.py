@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbbsp_core import Balancer, DisagreementError, StepMessage
+from lbbsp_core import DisagreementError, StepMessage
 from lbbsp_core.resources import FACTORS
 from lbbsp_core.runtime.exchange.handshake import compare_facts
 from lbbsp_core.runtime.exchange.protocol import (
@@ -22,7 +22,6 @@ from lbbsp_core.runtime.exchange.protocol import (
     unpack,
     unpack_float,
 )
-from lbbsp_core.testing import exchange_in_process
 
 LARGEST = 2**48 - 1
 EDGES = [0, 1, 2**24 - 1, 2**24, 2**24 + 1, 2**47, LARGEST - 1, LARGEST]
@@ -119,14 +118,6 @@ def test_a_disagreement_names_fact_ranks_values_and_remedy(
     compare_facts([], [[], []])
     with pytest.raises(DisagreementError, match=message):
         compare_facts(["workers", name], [[3, value] for value in values])
-
-
-def test_exchange_in_process_does_what_an_all_reduce_does() -> None:
-    balancers = [Balancer(rank=rank, workers=3, global_batch_size=30) for rank in range(3)]
-    seen = exchange_in_process(balancers, [0.1, 0.2, 0.4], excluded=[1])
-    assert [message.busy_nanoseconds for message in seen] == [10**8, 2 * 10**8, 4 * 10**8]
-    assert [message.excluded for message in seen] == [False, True, False]
-    assert [balancer.step for balancer in balancers] == [1, 1, 1]
 
 
 @given(st.floats())
