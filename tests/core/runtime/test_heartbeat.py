@@ -17,17 +17,9 @@ from lbbsp_core.runtime.reliability.heartbeat import (
 )
 
 
-class Rows:
-    """Board in memory, with a view for each worker."""
+class View:
+    """A worker's view of a board in memory."""
 
-    def __init__(self):
-        self.rows = {}
-
-    def of(self, rank):
-        return _View(self.rows, rank)
-
-
-class _View:
     holder = "the store"
 
     def __init__(self, rows, rank):
@@ -52,15 +44,14 @@ class Job:
     def __init__(self, monkeypatch):
         self.now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.board = Rows()
+        self.rows = {}
         self.activities = [CurrentActivity() for _ in range(3)]
         self.workers = [self.worker(rank) for rank in range(3)]
         self.alive = {0, 1, 2}
 
     def worker(self, rank, **options):
-        return Heartbeat(
-            self.board.of(rank), rank, 3, self.activities[rank], end=pytest.fail, **options
-        )
+        view, activity = View(self.rows, rank), self.activities[rank]
+        return Heartbeat(view, rank, 3, activity, end=pytest.fail, **options)
 
     def run(self, seconds):
         """Lets the living workers beat; returns what each of them says first, by rank."""
@@ -261,23 +252,19 @@ def short_beats(monkeypatch):
 
 
 def test_posts_go_on_while_a_read_waits_until_the_board_answers_none(short_beats):
-    view, release, ended = Rows().of(1), threading.Event(), threading.Event()
+    view, release, ended = View({}, 1), threading.Event(), threading.Event()
     posts, answered = [], 5
 
     def post(row):
         posts.append(row)
         assert len(posts) <= answered or release.wait(HANG_SECONDS)
 
+    def end(*_, **__):
+        ended.set()
+
     view.post = post
     view.read = lambda rank: release.wait(HANG_SECONDS) and None
-    heartbeat = Heartbeat(
-        view,
-        1,
-        2,
-        CurrentActivity(),
-        silence_seconds=HANG_SECONDS,
-        end=lambda *_, **__: ended.set(),
-    )
+    heartbeat = Heartbeat(view, 1, 2, CurrentActivity(), silence_seconds=HANG_SECONDS, end=end)
     heartbeat.start()
     until(lambda: len(posts) > answered)
     heartbeat.use_times(silence_seconds=0.1, limit_seconds=None)
@@ -287,13 +274,14 @@ def test_posts_go_on_while_a_read_waits_until_the_board_answers_none(short_beats
 
 
 def test_the_thread_ends_the_process_and_says_why(short_beats):
-    board, given = Rows(), []
-    board.of(0).post(Beat(1, loss=Loss(Reason.SILENT, 2, Activity.OUTSIDE, 9)).row())
+    rows, given = {}, []
+    View(rows, 0).post(Beat(1, loss=Loss(Reason.SILENT, 2, Activity.OUTSIDE, 9)).row())
 
     def end(*arguments, linger_seconds):
         given.append((*arguments, linger_seconds))
 
-    Heartbeat(board.of(1), 1, 3, CurrentActivity(), names=["a:1", "b:1", "c:1"], end=end).start()
+    names = ["a:1", "b:1", "c:1"]
+    Heartbeat(View(rows, 1), 1, 3, CurrentActivity(), names=names, end=end).start()
     until(lambda: given)
     says = "lbbsp: c:1 has given no sign of life for 10 s; with its last one it was between steps"
     assert given == [(1, f"{says}, before step 9; b:1 ends", 0)]

@@ -83,7 +83,7 @@ def test_outside_of_trainings_and_at_a_second_signal_all_workers_end(ends, clock
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def test_a_closed_handler_is_not_asked_and_the_scripts_own_one_stays(ends):
+def test_a_closed_handler_is_not_asked(ends):
     requests = []
     first, second = (PreemptionHandler(lambda i=i: requests.append(i)) for i in range(2))
     first.open()
@@ -94,25 +94,23 @@ def test_a_closed_handler_is_not_asked_and_the_scripts_own_one_stays(ends):
     assert requests == [1]
     second.close()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    own = requests.append
-    signal.signal(signal.SIGTERM, lambda *_: own("own"))
+
+
+@pytest.mark.parametrize("during", [False, True])
+def test_a_handler_that_the_script_sets_stays(ends, during):
+    requests = []
+    handler = PreemptionHandler(lambda: requests.append("training"))
+    if during:
+        handler.open()
+    signal.signal(signal.SIGTERM, lambda *_: requests.append("own"))
     try:
-        first.open()
+        handler.open()
+        terminate()
+        handler.close()
         terminate()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    assert requests == [1, "own"]
-
-
-def test_a_handler_that_the_script_sets_during_the_training_stays(ends):
-    handler, own = PreemptionHandler(lambda: None), lambda *_: None
-    handler.open()
-    signal.signal(signal.SIGTERM, own)
-    try:
-        handler.close()
-        assert signal.getsignal(signal.SIGTERM) is own
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert requests == ["own", "own"]
 
 
 @pytest.fixture
