@@ -16,6 +16,7 @@ from lbbsp_core.runtime.reliability.exit import *
 """
 
 TRAINING = """
+exit._PATIENCE_SECONDS = exit._SECOND_SECONDS = 300
 atexit.register(print, "finalised")
 fail_fast()
 on_failure(lambda: 1 / 0)
