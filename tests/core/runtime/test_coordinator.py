@@ -189,14 +189,17 @@ def test_who_leaves_holds_nobody_back_and_updates_for_those_who_wait() -> None:
     assert not bsp.finish(1), "once is enough"
 
 
-def test_the_log_forgets_what_has_been_read() -> None:
+def test_the_log_forgets_what_has_been_read_and_has_nothing_without_a_reader() -> None:
     asp = coordinator(ASP())
+    silent = Coordinator(ASP(), asp.constraints, Even(), logs=False)
     for number in range(5):
-        push(asp, number % 2, 8, 0.5, seen=asp.updates)
+        for each in (asp, silent):
+            push(each, number % 2, 8, 0.5, seen=each.updates)
     assert [line.iteration for line in asp.log(0, 2)] == [0, 0]
     assert [line.iteration for line in asp.log(3, 9)] == [1, 2]
     assert [line.iteration for line in asp.log(0, 9)] == [1, 2], "the first three are gone"
-    assert asp.pushes == 5
+    assert silent.log(0, 9) == []
+    assert asp.pushes == silent.pushes == 5
 
 
 def test_batches_follow_the_predicted_speeds_once_all_have_pushed() -> None:
@@ -290,13 +293,6 @@ def test_time_begins_with_the_first_iteration() -> None:
         if push(elastic, worker, 8, 10.0):
             elastic.applied()
     assert [line.seconds for line in elastic.log(0, 9)] == [10.0, 11.0]
-
-
-def test_without_a_reader_there_is_no_log() -> None:
-    silent = Coordinator(ASP(), BatchConstraints(16, (Limits(),) * 2), Even(), logs=False)
-    for _ in range(3):
-        push(silent, 0, 8, 1.0)
-    assert (silent.pushes, silent.log(0, 9)) == (3, [])
 
 
 def shared_iterations(mode: int | str, paces: Any, iterations: int, sizes: Any = None) -> Any:

@@ -119,14 +119,12 @@ def test_a_file_in_the_current_directory_may_have_any_name(
         # names: all choices, and the nearest one only if it is near
         ("policy", "lbsp", r"no policy 'lbsp': did you mean 'lbbsp'\? Known names: bsp, fixed"),
         ("policy", "foo", r"no policy 'foo'\. Known names: bsp, fixed, .*, lbbsp-every, observe$"),
-        ("policy", "", r"no policy ''\. Known names"),
         ("predictor", "ema", r"did you mean 'ema0\.\d'\? Known names: last, "),
         ("predictor", "foo", r"no predictor 'foo'\. Known names: last, .*, mixture$"),
         ("cost", "afine:1:2", r"no cost 'afine': did you mean 'affine'\? Known names: prop"),
         ("policy", "lbbsp:mingain=0", "no option of lbbsp 'mingain': did you mean 'min_gain'"),
         ("policy", "lbbsp:foo=0", r"no option of lbbsp 'foo'\. Known names: min_gain, interval"),
         ("policy", "fixed", "fixed needs shares: write fixed:SHARES"),
-        ("policy", "nowhere_to_be_found:Mine", "no policy 'nowhere_to_be_found', and no module"),
         ("policy", "ssp:3", r"there is no policy 'ssp': did you mean 'bsp'\? Known names: bsp"),
         # files
         ("cost", "nowhere.json", r"cost='nowhere.json' names no profile .*No such file.* Measure"),
@@ -136,7 +134,6 @@ def test_a_file_in_the_current_directory_may_have_any_name(
         # limits
         ("limits", 0, "limits must be >= 1, the largest batch in samples, got 0"),
         ("limits", (64, 8), r"two workers: write \[Limits\(1, 64\), Limits\(1, 8\)\]"),
-        ("limits", (0, 64), "limits must be >= 1, the largest batch in samples, got 0"),
         ("limits", (8, 64), r"limits=\(8, 64\) may mean .* write Limits\(8, 64\) or \[Limits\(1, "),
     ],
 )
@@ -156,14 +153,10 @@ def test_a_wrong_value_is_named_with_its_remedy(kind: str, value: object, proble
         ("policy", Ema, r"got <class .*Ema'>, which lacks .*is_static, .*: choose from bsp, fixed"),
         ("policy", Ema(0.5), r"got Ema\(alpha=0.5\), which lacks .*is_static, .*: choose from bsp"),
         ("policy", 3, r"policy must be a policy or its name, got 3: choose from bsp, .*, observe"),
-        ("policy", ["lbbsp"], r"got \['lbbsp'\]: choose from"),
         ("predictor", Even(), r"got Even\(\), which lacks predict: choose from last, "),
         ("predictor", int, "predictor must be a predictor or its name, got <class 'int'>: choose"),
-        ("predictor", b"last", "predictor must be a predictor or its name, got b'last'"),
         ("cost", 0.1, "cost must be a cost or its name, got 0.1: choose from proportional"),
-        ("cost", Affine, r"got the class Affine: create an object, as in cost=Affine\(\.\.\.\)"),
         ("limits", "64", "a whole number of samples, .* got '64': write limits=64 or limits=L"),
-        ("limits", 64.0, "a whole number of samples, .* got 64.0"),
         ("limits", True, "a whole number of samples, .* got True"),
         ("limits", (Limits(), None), "a list with one of these per worker, got None"),
         ("limits", Limits, "got <class 'lbbsp_core.types.Limits'>"),
