@@ -141,6 +141,8 @@ class Clusters:
     def close(self) -> None:
         """Ends all clusters in order."""
         for cluster in self._clusters.values():
+            cluster.end()
+        for cluster in self._clusters.values():
             cluster.close()
 
 
@@ -188,12 +190,15 @@ class Cluster:
         sys.stdout.write(job.text)
         return job
 
-    def close(self) -> None:
-        """Ends the workers in order; no process of them is left when this returns."""
+    def end(self) -> None:
+        """Asks the workers to end."""
         if self.runs:
             self._command(None)
+
+    def close(self) -> None:
+        """Waits for the end of the workers; no process of them is left when this returns."""
         try:
-            self._status.result(timeout=120)
+            self._status.result(timeout=SECONDS)
         finally:
             left = self._kill()
             shutil.rmtree(self._folder)

@@ -15,7 +15,7 @@ NOISE = (
 
 @pytest.fixture(scope="module")
 def job(request, tmp_path_factory):
-    """The job, of which rank 1 ends 14 s after rank 0."""
+    """The job, of which rank 1 ends when rank 0 has been at its end for a moment."""
     folder = str(tmp_path_factory.mktemp("shared"))
     job = run("agreement", folder, *chosen(request, "model"), workers=2)
     assert job.status == 0

@@ -110,6 +110,6 @@ def test_killed_and_preempted_jobs_continue_with_fewer_workers(model, chain, tmp
 @pytest.mark.parametrize("start", ["before", *campaign("later")])
 def test_processes_that_load_data_outlive_the_last_step(tmp_path, start):
     """A pool whose process has died would never return what it was loading."""
-    job = run("loading", str(tmp_path), start, workers=2, timeout=120)
+    job = run("loading", str(tmp_path), start, workers=2)
     assert job.status == 143
     assert newest_checkpoint(tmp_path).step in (4, 5, 6)

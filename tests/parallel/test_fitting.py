@@ -30,12 +30,17 @@ def everywhere(seen, name):
     return seen[0][name]
 
 
-def test_a_wish_to_stop_on_one_worker_stops_all_at_the_same_step(seen):
-    assert everywhere(seen, "stop_on_one_worker") == 4  # the wish of step 3 rides on step 4
-
-
-def test_a_wish_at_the_end_of_an_epoch_adds_no_step(seen):
-    assert everywhere(seen, "stop_at_epoch_end_on_one_worker") == EPOCH
+@pytest.mark.parametrize(
+    ("fits", "steps"),
+    [
+        ("stop_on_one_worker", 4),  # the wish of step 3 rides on step 4
+        ("stop_at_epoch_end_on_one_worker", EPOCH),
+        ("steps_in_all", 4 * EPOCH),  # of repeated fits
+        ("after_a_failed_fit", EPOCH),
+    ],
+)
+def test_all_workers_train_the_same_steps(seen, fits, steps):
+    assert everywhere(seen, fits) == steps
 
 
 def test_a_nan_that_one_worker_draws_ends_the_run_everywhere(seen):
@@ -67,14 +72,6 @@ def test_every_sample_is_drawn_once_an_epoch_over_all_workers(seen):
 def test_two_data_sets_in_turn_are_each_drawn_in_their_own_order(seen, which, steps):
     drawn = Counter(sample for rank in seen for sample in rank[f"drawn_of_the_{which}_of_two"])
     assert drawn == dict.fromkeys(range(steps * X), 1)
-
-
-def test_repeated_fits_go_on_where_the_last_one_ended(seen):
-    assert everywhere(seen, "steps_in_all") == 4 * EPOCH
-
-
-def test_a_fit_that_failed_leaves_nothing_behind(seen):
-    assert everywhere(seen, "after_a_failed_fit") == EPOCH
 
 
 def test_a_batch_is_at_most_twice_its_even_share_by_default(seen):

@@ -31,12 +31,8 @@ EXACT = [
 ]
 REFUSED = {
     "own_step_clips": "let the optimizer do it: clipnorm, global_clipnorm or clipvalue",
-    "apply_in_a_function": "apply is called in a tf.function, tf.cond or tf.while_loop inside",
     "mask_reaches_the_loss": "a mask reaches the loss, which is no mean over samples then",
     "sum_and_mean": "(mse, mean_squared_error) is neither a mean nor a sum",
-    "dice": "the loss of Functional (dice) is neither a mean nor a sum over samples",
-    "contrastive": "the loss of Contrastive.train_step is neither a mean nor a sum",
-    "own_momentum": "assigns momentum a value that depends on the samples",
     "weights_divide_the_loss": 'pass weight_by="mask" to LoadBalancer',
     "no_gradients": "NoGradients.train_step applied no gradients",
     "verification_fails": "the verification of Contrastive.train_step has failed",

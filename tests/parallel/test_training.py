@@ -1,28 +1,14 @@
-"""A balanced run on three workers: curves of every form, and what happens when a worker fails."""
+"""Curves of every form, and driving factors, in a balanced run on three workers."""
 
 import pytest
-from jobs import run
 
 from lbbsp_core import read_run
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(
-    ("mode", "culprit"), [("kill", "SIGKILL"), ("raise", "RuntimeError: the data base is gone")]
-)
-def test_when_one_worker_fails_all_end(mode, culprit, capsys, tmp_path):
-    job = run("training", mode, workers=3, run_dir=tmp_path)
-    assert [each.event for each in read_run(tmp_path).events] == ["planned", "failed"]
-    assert job.status != 0
-    assert "FAILING" in job.lines[1]
-    last_words = capsys.readouterr()
-    assert culprit in job.text + last_words.out + last_words.err
-
-
-@pytest.mark.campaign
-def test_curves_of_every_form_and_driving_factors_cross_the_workers(tmp_path):
-    job = run("training", "shapes", workers=3, run_dir=tmp_path)
-    assert job.status == 0, job.text
+def test_curves_of_every_form_and_driving_factors_cross_the_workers(clusters, tmp_path):
+    job = clusters.run("training", str(tmp_path), workers=3)
+    assert job.status == 0
     record = read_run(tmp_path)
     assert record.header.drivers == ("memory_percent", "runnable")
     for rank in range(3):

@@ -5,15 +5,19 @@ import sys
 import time
 from pathlib import Path
 
+import fits
 import keras
 import numpy as np
 import own_steps
 import tensorflow as tf
 from own_metrics import Samples
-from report import result
+from report import largest_difference, result
 
 import lbbsp_tf
 from lbbsp_core import FixedShares
+from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_core.runtime.reliability.heartbeat import Beat
+from lbbsp_tf.reliability.board import CoordinationBoard
 
 L = keras.layers
 X, SAMPLES = 16, 64
@@ -52,15 +56,9 @@ def balancer(weight_by="samples"):  # without a proof, which takes a third of a 
     return lbbsp_tf.LoadBalancer(strategy, X, policy=FixedShares([1.0, 3.0]), weight_by=weight_by)
 
 
-def fit(it, built, *callbacks, epochs=2, **options):
-    return built.fit(
-        it.dataset(FEATURES, LABELS, seed=3),
-        steps_per_epoch=it.steps_per_epoch,
-        epochs=epochs,
-        callbacks=[it, *callbacks],
-        verbose=0,
-        **options,
-    )
+def fit(it, built, *callbacks, **options):
+    data = it.dataset(FEATURES, LABELS, seed=3)
+    return fits.fit(it, built, data, *callbacks, **{"epochs": 2} | options)
 
 
 class Last(keras.callbacks.Callback):
@@ -162,7 +160,7 @@ for _ in range(5):
 built.save_weights(shared / "all.weights.h5")
 result("barrier", lbbsp_tf.exchange.collectives.mirrored_collectives(strategy).all_gather([1]))
 loaded = keras.models.load_model(shared / "own.keras").get_weights()
-result("saved", max(float(np.abs(a - b).max()) for a, b in zip(mine, loaded, strict=True)))
+result("saved", largest_difference(mine, loaded))
 alone = keras.models.clone_model(built)  # outside of the strategy's scope, as in one process
 alone.compile("sgd")
 alone.optimizer.build(alone.trainable_variables)
@@ -171,8 +169,7 @@ for path in (tf.train.latest_checkpoint(shared / "managed"), str(shared / "writt
     alone.set_weights([0 * weight for weight in mine])
     state = tf.train.Checkpoint(model=alone, optimizer=alone.optimizer)
     state.read(path).assert_existing_objects_matched()
-    pairs = zip(mine, alone.get_weights(), strict=True)
-    differences[path.rpartition("/")[2]] = max(float(np.abs(a - b).max()) for a, b in pairs)
+    differences[path.rpartition("/")[2]] = largest_difference(mine, alone)
 result("checkpoints", {**differences, "steps": int(alone.optimizer.iterations.numpy())})
 
 # A job that was interrupted continues from the chief's backup on all workers.
@@ -196,9 +193,8 @@ if rank:  # in a new process, only the chief finds a backup
 fit(balancer(), restored, callback, seen, epochs=4)
 whole = model()
 fit(balancer(), whole, epochs=4)
-pairs = zip(restored.get_weights(), whole.get_weights(), strict=True)
-result("restored", {"epochs": len(seen.logs),
-                    "difference": max(float(np.abs(a - b).max()) for a, b in pairs)})  # fmt: skip
+difference = largest_difference(restored, whole)
+result("restored", {"epochs": len(seen.logs), "difference": difference})
 # Models without call(), whose own steps train the models that they hold.
 for name in sys.argv[2:]:
     it, (build, data) = balancer("auto"), own_steps.MODELS[name]
@@ -206,16 +202,16 @@ for name in sys.argv[2:]:
         keras.utils.set_random_seed(rank)
         built = build()
     start = [w.copy() for w in built.get_weights()]
-    history = built.fit(it.dataset(*data(FEATURES, LABELS)), steps_per_epoch=it.steps_per_epoch,
-                        epochs=2, callbacks=[it], verbose=0).history  # fmt: skip
+    history = fits.fit(it, built, it.dataset(*data(FEATURES, LABELS)), epochs=2).history
     ends = built.get_weights()
-    moved = not start or max(float(np.abs(a - b).max()) for a, b in zip(start, ends, strict=True))
-    result(name, {"history": history, "moved": float(moved),
-                  "weights": [w.tolist() for w in ends]})  # fmt: skip
+    moved = largest_difference(start, ends) if start else 1.0
+    result(name, {"history": history, "moved": moved, "weights": [w.tolist() for w in ends]})
 
 if rank == 0:
     files = [str(path.relative_to(shared)) for path in sorted(shared.rglob("*")) if path.is_file()]
     result("files", files)
     result("csv", (shared / "log.csv").read_text().splitlines())
-else:
-    time.sleep(14)  # longer than the coordination service waits for a heartbeat
+else:  # ends when the other worker is waiting for it at its end
+    board = CoordinationBoard(rank)
+    while Beat.of(board.read(0)).activity != Activity.LEAVING:
+        time.sleep(0.1)

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from comparison import Cycle, X
+from fits import two_devices
 from report import largest_difference, result
 
 import lbbsp_tf
@@ -231,14 +232,10 @@ def compare(name):
 if __name__ == "__main__":
     kind, folder, *names = sys.argv[1:]
     shared = Path(folder)
-    if kind != "workers":
-        tf.config.set_logical_device_configuration(
-            tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-        )
-    strategy = {
-        "single": lambda: tf.distribute.get_strategy(),
-        "mirrored": lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
-        "workers": tf.distribute.MultiWorkerMirroredStrategy,
-    }[kind]()
+    if kind == "workers":
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    else:  # other scripts of this process need two devices
+        mirrored = two_devices()
+        strategy = mirrored if kind == "mirrored" else tf.distribute.get_strategy()
     for name in names or CASES:
         compare(name)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import keras
 import numpy as np
+from fits import fit
 from report import largest_difference, result
 from virtual_time import Unequal
 
@@ -101,15 +102,8 @@ def balanced(strategy, case, policy=None, watch=Watch):
                 for _ in loop.epoch():
                     watch.plans.add(balancer.sizes)
         return balancer, model, start, watch.plans, {}
-    history = model.fit(
-        data,
-        steps_per_epoch=balancer.steps_per_epoch,
-        epochs=case.epochs,
-        callbacks=[balancer, watch],
-        verbose=0,
-        **case.fit,
-    ).history
-    return balancer, model, start, watch.plans, history
+    fitted = fit(balancer, model, data, watch, epochs=case.epochs, **case.fit)
+    return balancer, model, start, watch.plans, fitted.history
 
 
 def alone(case, samples=SAMPLES, mapped=lambda x: x):
@@ -135,7 +129,6 @@ def compare(name, strategy, case, policy=None, **reference):
     if balancer.rank:
         return
     other, history = alone(case, **reference)
-    moved = max(float(np.abs(a - b).max()) for a, b in zip(start, other.get_weights(), strict=True))
     logs = [
         (fitted[key][epoch], history[epoch][key])
         for epoch in range(case.epochs)
@@ -144,7 +137,7 @@ def compare(name, strategy, case, policy=None, **reference):
     ]
     result(name, {
         "difference": largest_difference(model, other),
-        "moved": moved,
+        "moved": largest_difference(start, other),
         "logs": max((abs(a - b) for a, b in logs), default=0.0),
         "relative_logs": max((abs(a - b) / (abs(b) or 1.0) for a, b in logs), default=0.0),
         "plans": len(plans),

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from comparison import SAMPLES, Trained, compare
-from report import result
+from report import chosen, result
 
 from lbbsp_core import EpochBalanced, LeaderStraggler, LoadBalanced, ProportionalControl
 from lbbsp_core.runtime.exchange.buckets import in_buckets
@@ -176,5 +176,7 @@ def train(name):
     result(f"{name}/parts", len(parts))
 
 
-for name in sys.argv[1:] or CASES:
+NAMES = [f"{case}{way}" for case in CASES for way in ("", "/1", "/100", "/shared")]
+CANNOT_SHARE = ["synchronized_batch_norm/shared", "custom_loop/shared"]
+for name in chosen([name for name in NAMES if name not in CANNOT_SHARE], sys.argv[1:]):
     train(name)

@@ -1,23 +1,26 @@
 """Evaluates, validates and predicts on any number of rows, and compares with one process.
 
 Arguments: the kind of job, and names of cases and sources. The kinds are ``workers`` with a device
-each, ``mirrored`` for two devices of one worker, and ``devices`` for workers with two devices.
+each, and ``mirrored`` for two devices of one worker.
 """
 
 import sys
 
+import fits
 import keras
 import numpy as np
 import tensorflow as tf
 from draws import collective_draws
+from fits import two_devices
 from own_metrics import BatchMeans, Extremes, overlap, spread
-from replicas import logical_devices
-from report import result
+from report import chosen, result
 
 import lbbsp_tf
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf.activity import current_activity
+from lbbsp_tf.compat import replaced
 from lbbsp_tf.exchange.collectives import mirrored_collectives
+from lbbsp_tf.reliability import board
 
 L = keras.layers
 X = 6
@@ -28,12 +31,8 @@ TOKENS = rng.integers(1, 50, (40, 6))
 IMAGES = rng.normal(size=(40, 8, 8, 3)).astype("f4")
 WEIGHTS = rng.uniform(0.1, 2.0, 40).astype("f4")
 kind, *names = sys.argv[1:]
-if kind != "workers":
-    logical_devices()
-if kind == "mirrored":
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-else:
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+is_mirrored = kind == "mirrored"
+strategy = two_devices() if is_mirrored else tf.distribute.MultiWorkerMirroredStrategy()
 balancer = lbbsp_tf.LoadBalancer(strategy, X)
 
 
@@ -314,14 +313,8 @@ def evaluate_different_lengths():
 
 
 def fit(validation_data):
-    return model.fit(
-        balancer.dataset(FEATURES, LABELS, seed=1),
-        steps_per_epoch=balancer.steps_per_epoch,
-        epochs=2,
-        callbacks=[balancer],
-        verbose=0,
-        validation_data=validation_data,
-    )
+    data = balancer.dataset(FEATURES, LABELS, seed=1)
+    return fits.fit(balancer, model, data, epochs=2, validation_data=validation_data)
 
 
 class Rows(keras.utils.PyDataset):
@@ -351,7 +344,7 @@ SOURCES = {
     "py_dataset": Rows,
     "generator": batches,
 }
-for name in names:
+for name in chosen([*CASES, *SOURCES], names):
     case = CASES.get(name, CASES["dense"])
     models = both(case)  # not built: not even its metrics
     if name in SOURCES:
@@ -381,11 +374,10 @@ if alone is not None:
     found["difference"] = close(predicted, alone.predict_on_batch(FEATURES[:5]))
     found["alone"] = close(model.predict_on_batch(FEATURES[5:7]), alone(FEATURES[5:7]))
 result("on_batch", found)
-if kind == "workers":  # worker 1 waits as in a collective that the chief does not call
+if not is_mirrored:  # worker 1 waits as in a collective that the chief does not call
     with current_activity().during(Activity.MEETING):
-        alone_error = (
-            answer(lambda: model.predict(FEATURES, verbose=0)) if not balancer.rank else ""
-        )
+        with replaced(board, "_ELSEWHERE_SECONDS", 1):
+            alone_error = "" if balancer.rank else answer(lambda: model.predict(FEATURES))
         mirrored_collectives(strategy).all_gather([0])
     result("evaluated_alone", alone_error)
 with_steps = model.evaluate(SOURCES["tf_data"]().repeat(), steps=5, verbose=0)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from comparison import EPOCHS, SAMPLES, Trained, X, balanced
-from report import largest_difference, result
+from report import chosen, largest_difference, result
 
 rng = np.random.default_rng(0)
 FEATURES = rng.normal(size=(SAMPLES, 10))
@@ -40,9 +40,9 @@ def case(
 
 
 def run(cases) -> None:
-    """Prints the outcome of the cases that the command line names, or of all."""
+    """Prints the outcome of the cases that the command line names, or ``all-but`` of those."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    for name in sys.argv[1:] or cases:
+    for name in chosen(cases, sys.argv[1:]):
         result(name, _outcome(strategy, cases[name]))
 
 
@@ -59,10 +59,9 @@ def _compare(strategy, case):
     found = {"state": _state(model)}
     if balancer.rank == 0:
         reference = _alone(case)
-        pairs = zip(start, reference.get_weights(), strict=True)
         found |= {
             "difference": largest_difference(model, reference),
-            "moved": max(float(np.abs(a - b).max()) for a, b in pairs),
+            "moved": largest_difference(start, reference),
             "reference": _state(reference),
         }
     return found

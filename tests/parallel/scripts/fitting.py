@@ -6,6 +6,7 @@ import logging
 import sys
 from pathlib import Path
 
+import fits
 import keras
 import numpy as np
 import tensorflow as tf
@@ -48,15 +49,9 @@ def stop(model):
     model.stop_training = True
 
 
-def fit(balancer, built, *callbacks, x=FEATURES, epochs=2, **options):
-    return built.fit(
-        balancer.dataset(x, LABELS, seed=3),
-        steps_per_epoch=balancer.steps_per_epoch,
-        epochs=epochs,
-        callbacks=[balancer, *callbacks],
-        verbose=0,
-        **options,
-    )
+def fit(balancer, built, *callbacks, x=FEATURES, **options):
+    data = balancer.dataset(x, LABELS, seed=3)
+    return fits.fit(balancer, built, data, *callbacks, **{"epochs": 2} | options)
 
 
 def balancer(**options):
@@ -115,24 +110,23 @@ def spy(x, y):
 numbered = np.repeat(np.arange(SAMPLES, dtype="f4")[:, None], 4, axis=1)
 it, built = balancer(), model()
 data = it.dataset(numbered, LABELS, map=spy, prefetch=0)
-options = {"steps_per_epoch": it.steps_per_epoch, "callbacks": [it], "verbose": 0}
-built.fit(data, epochs=1, **options)
+fits.fit(it, built, data, epochs=1)
 drawn.clear()  # the proof of the weighting reads samples too, before the first step
-built.fit(data, epochs=2, initial_epoch=1, **options)
-built.fit(data, epochs=4, initial_epoch=2, **options)
+fits.fit(it, built, data, epochs=2, initial_epoch=1)
+fits.fit(it, built, data, epochs=4, initial_epoch=2)
 result("drawn", drawn)
 result("steps_in_all", it._session.step)
 
 # Two data sets in turn: each is drawn in its own order.
 it, built = balancer(), model()
 half = it.dataset(numbered[: 3 * X], LABELS[: 3 * X], map=spy, prefetch=0)
-built.fit(half, epochs=1, **options | {"callbacks": [it], "steps_per_epoch": 3})
+fits.fit(it, built, half, steps_per_epoch=3)
 whole = it.dataset(numbered, LABELS, map=spy, prefetch=0)
 drawn.clear()
-built.fit(half, epochs=1, **options | {"callbacks": [it], "steps_per_epoch": 3})
+fits.fit(it, built, half, steps_per_epoch=3)
 result("drawn_of_the_first_of_two", drawn)
 drawn.clear()
-built.fit(whole, epochs=1, **options | {"callbacks": [it]})
+fits.fit(it, built, whole, steps_per_epoch=SAMPLES // X)
 result("drawn_of_the_second_of_two", drawn)
 
 

@@ -6,6 +6,7 @@ import sys
 import weakref
 from pathlib import Path
 
+import fits
 import h5py
 import keras
 import numpy as np
@@ -56,12 +57,10 @@ def balancer(**options):
     return lbbsp_tf.LoadBalancer(strategy, X, policy=Cycle(PLANS[workers]), **options)
 
 
-def fit(it, data, model=None, *callbacks, epochs=EPOCHS, **options):
+def fit(it, data, model=None, *callbacks, **options):
     with strategy.scope():
         model = model or compiled()
-    steps = options.pop("steps_per_epoch", it.steps_per_epoch)
-    model.fit(data, steps_per_epoch=steps, epochs=epochs, callbacks=[it, *callbacks], verbose=0,
-              **options)  # fmt: skip
+    fits.fit(it, model, data, *callbacks, **{"epochs": EPOCHS} | options)
     return model
 
 
@@ -212,10 +211,11 @@ def learn(name):
         reference = compiled(build)
         for batch in batches:
             reference.train_on_batch(*batch)
-        moved = max(float(np.abs(a - b).max()) for a, b in
-                    zip(start, reference.get_weights(), strict=True))  # fmt: skip
-        found |= {"difference": largest_difference(model, reference), "moved": moved,
-                  "reference_steps": len(batches)}  # fmt: skip
+        found |= {
+            "difference": largest_difference(model, reference),
+            "moved": largest_difference(start, reference),
+            "reference_steps": len(batches),
+        }
     if validation:
         x, y = it.validation_data
         found["validation"] = [len(x), len(y), model.history.history["val_loss"][-1]]

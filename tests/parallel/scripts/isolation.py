@@ -3,15 +3,14 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from report import result
+from fits import fit, two_devices
+from report import largest_difference, result
 
 import lbbsp_tf
 from lbbsp_core import FixedShares
 
 L = keras.layers
-cpus = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+strategy = two_devices()
 rng = np.random.default_rng(0)
 x = rng.normal(size=(64, 6)).astype("f4")
 y = rng.normal(size=(64, 1)).astype("f4")
@@ -32,10 +31,8 @@ def fit_balanced(build, callbacks=(), **data):
     balancer = lbbsp_tf.LoadBalancer(strategy, 16, policy=FixedShares([1, 3]))
     with strategy.scope():
         model = build()
-    callbacks = [balancer, *callbacks]
     try:
-        samples = balancer.dataset(x, y, shuffle=False, **data)
-        model.fit(samples, steps_per_epoch=balancer.steps_per_epoch, callbacks=callbacks, verbose=0)
+        fit(balancer, model, balancer.dataset(x, y, shuffle=False, **data), *callbacks)
     except (RuntimeError, ValueError, tf.errors.InvalidArgumentError) as error:
         return model, str(error)
     return model, ""
@@ -48,8 +45,7 @@ def difference(build):
     alone.fit(x, y, batch_size=16, shuffle=False, verbose=0)
     model, error = fit_balanced(build)
     assert not error, error
-    pairs = zip(alone.get_weights(), model.get_weights(), strict=True)
-    return max(float(np.abs(one - other).max()) for one, other in pairs)
+    return largest_difference(alone, model)
 
 
 class Noisy(keras.Model):

@@ -18,7 +18,6 @@ L = keras.layers
 rng = np.random.default_rng(0)
 FEATURES = rng.normal(size=(SAMPLES, 10)).astype("f4")
 TARGETS = rng.normal(size=(SAMPLES, 1)).astype("f4")
-BINARY = (rng.uniform(size=(SAMPLES, 4)) > 0.5).astype("f4")
 LENGTHS = rng.integers(1, 7, SAMPLES)
 TOKENS = np.where(np.arange(6) < LENGTHS[:, None], rng.integers(1, 50, (SAMPLES, 6)), 0)
 WEIGHTS = rng.uniform(0.1, 2.0, SAMPLES).astype("f4")
@@ -29,10 +28,10 @@ def sgd(rate=0.05):
     return keras.optimizers.SGD(rate, momentum=0.9)
 
 
-def dense(model_class=keras.Model, units=1):
+def dense(model_class=keras.Model):
     inputs = L.Input((10,))
     hidden = L.Dense(16, activation="tanh", kernel_regularizer="l2")(inputs)
-    return model_class(inputs, L.Dense(units)(hidden))
+    return model_class(inputs, L.Dense(1)(hidden))
 
 
 def compiled(build, loss=None, rate=0.05, **options):
@@ -58,11 +57,6 @@ def scalar_function(y, y_pred):
 class ScalarLoss(keras.losses.Loss):
     def __call__(self, y, y_pred, sample_weight=None):
         return ops.mean(ops.square(y - y_pred))
-
-
-def dice(y, y_pred):
-    y_pred = ops.sigmoid(y_pred)
-    return 1 - (2 * ops.sum(y * y_pred) + 1) / (ops.sum(y) + ops.sum(y_pred) + 1)
 
 
 class OwnComputeLoss(keras.Model):
@@ -133,35 +127,6 @@ class ComputeAverage(OwnStep):
 class Clips(OwnStep):
     def change(self, gradients):
         return [tf.clip_by_norm(g, 10.0) for g in gradients]
-
-
-class Momentum(OwnStep):
-    """Keeps a momentum of its own."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.momentum = [
-            tf.Variable(tf.zeros(v.shape), trainable=False, name="momentum",
-                        aggregation=tf.VariableAggregation.MEAN)
-            for v in self.trainable_variables
-        ]  # fmt: skip
-
-    def change(self, gradients):
-        for kept, gradient in zip(self.momentum, gradients, strict=True):
-            kept.assign(0.9 * kept + gradient)
-        return [kept.read_value() for kept in self.momentum]
-
-
-class Compiled(OwnStep):
-    """Applies gradients in a function that TensorFlow compiles."""
-
-    @tf.function
-    def update(self, data):
-        super().train_step(data)
-
-    def train_step(self, data):
-        self.update(data)
-        return self.logs(tf.constant(0.0))
 
 
 class Contrastive(OwnStep):
@@ -350,11 +315,7 @@ EXACT = {
     ),
 }  # fmt: skip
 REFUSED = {
-    "dice": trained(lambda d: dense(units=4), dice, y=BINARY),
-    "contrastive": trained(lambda d: dense(Contrastive)),
     "own_step_clips": trained(lambda d: dense(Clips)),
-    "own_momentum": trained(lambda d: dense(Momentum)),
-    "apply_in_a_function": trained(lambda d: dense(Compiled)),
     "mask_reaches_the_loss": trained(tagger, categorical(), TOKENS, TAGS),
     "weights_divide_the_loss": trained(
         lambda d: dense(), keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),

@@ -1,5 +1,6 @@
 """Every way to misuse the balancer on a cluster; each must raise alike on all workers."""
 
+import fits
 import keras
 import numpy as np
 import tensorflow as tf
@@ -25,7 +26,7 @@ def fit(data=None, built=None, steps="right", balancer=None, **options):
     it = balancer or lbbsp_tf.LoadBalancer(strategy, 16)
     data = it.dataset(x, y) if data is None else data
     steps = it.steps_per_epoch if steps == "right" else steps
-    (built or model()).fit(data, steps_per_epoch=steps, callbacks=[it], verbose=0, **options)
+    fits.fit(it, built or model(), data, steps_per_epoch=steps, **options)
 
 
 def fit_arrays(**options):
@@ -87,7 +88,7 @@ class Diverging(keras.callbacks.Callback):
 
 def different_weights():
     it, built = lbbsp_tf.LoadBalancer(strategy, 16, compare_weights=3), model()
-    built.fit(it.dataset(x, y), steps_per_epoch=4, callbacks=[it, Diverging()], verbose=0)
+    fits.fit(it, built, it.dataset(x, y), Diverging())
 
 
 def loop(change=None, at=1, built=None):

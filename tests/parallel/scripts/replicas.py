@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from comparison import SAMPLES, Cycle, Trained, Watch, X, balanced, compare
-from report import result
+from fits import fit
+from report import chosen, result
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from virtual_time import VirtualTime
 
@@ -199,8 +200,7 @@ def count(strategy, name):
     )
     data = balancer.dataset(data, **options)
     for first, last in ((0, 1), (1, 3)):
-        model.fit(data, steps_per_epoch=balancer.steps_per_epoch, initial_epoch=first, epochs=last,
-                  callbacks=[balancer], verbose=0)  # fmt: skip
+        fit(balancer, model, data, initial_epoch=first, epochs=last)
     counts = -model.get_weights()[0]
     result(name, [float(counts.min()), float(counts.max())])
 
@@ -233,7 +233,7 @@ if __name__ == "__main__":
         strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
     else:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    for name in names:
+    for name in chosen([*CASES, *COUNTS], names):
         if name == "unequal":
             case = Trained(unequal, FEATURES, TARGETS)
             balancer, *_ = balanced(strategy, case, LoadBalanced(min_gain=0.0), Clocks)

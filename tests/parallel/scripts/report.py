@@ -13,6 +13,13 @@ def result(name: str, value: object) -> None:
     print(f"RESULT {name} {json.dumps(value, default=float)}", flush=True)
 
 
+def chosen(cases, names):
+    """Returns the names of cases to run: those given, or all but those after ``all-but``."""
+    if names[:1] == ["all-but"]:
+        return [name for name in cases if name not in names]
+    return names
+
+
 def answer_all(cases, names=None) -> None:
     """Says what each misuse that the command line names, or every one, is answered with."""
     for name in names or sys.argv[1:] or cases:
@@ -27,10 +34,10 @@ def _answer(misuse) -> str:
     return "no error"
 
 
-def largest_difference(model, other) -> float:
-    """Largest absolute difference of all weights, moving statistics included."""
-    pairs = zip(model.get_weights(), other.get_weights(), strict=True)
-    return max(float(np.abs(a - b).max()) for a, b in pairs)
+def largest_difference(one, other) -> float:
+    """Largest absolute difference of the weights of two models, or of two lists of weights."""
+    both = (each if isinstance(each, list) else each.get_weights() for each in (one, other))
+    return max((float(np.abs(a - b).max()) for a, b in zip(*both, strict=True)), default=0.0)
 
 
 def listening() -> list[str]:

@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 
+import fits
 import keras
 import numpy as np
 import tensorflow as tf
 from comparison import SAMPLES, Trained, compare
-from report import answer_all, result
+from report import answer_all, largest_difference, result
 
 import lbbsp_tf
 from lbbsp_core.runtime.extensions import work_sharing
@@ -91,9 +92,7 @@ def plain(distributed):
 
 def fit(built, data=lambda balancer: balancer.dataset(x, y), **options):
     balancer = lbbsp_tf.LoadBalancer(strategy, X, **{"share_work": True, **options})
-    given = data(balancer)
-    built.fit(given, steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer], verbose=0)
-    return balancer
+    fits.fit(balancer, built, data(balancer))
 
 
 def by_loop():
@@ -141,14 +140,10 @@ def fit_again():
         lines = []
         balancer._session.observers.append(lines.append)
         for sign in (1, -1):
-            feed = balancer.dataset(sign * x, y, map=doubled)
-            built.fit(
-                feed, steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer], verbose=0
-            )
-        weights.append([*map(tf.convert_to_tensor, built.get_weights())])
-    differences = [float(tf.reduce_max(abs(a - b))) for a, b in zip(*weights, strict=True)]
+            fits.fit(balancer, built, balancer.dataset(sign * x, y, map=doubled))
+        weights.append(built.get_weights())
     result("again", {
-        "difference": max(differences),
+        "difference": largest_difference(*weights),
         "samples": [sum(line.sizes) for line in lines],
         "shared": ["parts" in line.values for line in lines],
     })  # fmt: skip
