@@ -67,7 +67,7 @@ claim_folder(Path(sys.argv[1]))
 child = os.fork()  # as loaders of data do, which outlive a process that is killed
 if child:
     print(child, flush=True)
-time.sleep(300)
+time.sleep(300)  # only ends what hangs
 """
 
 

@@ -21,9 +21,6 @@ import keras
 import numpy as np
 
 x, y = np.zeros((75, 4)), np.zeros((75, 1))
-SUMMARY = """
-text
-"""
 model = keras.Sequential(
     [keras.layers.Dense(4), keras.layers.Dense(1)]
 )
@@ -33,14 +30,9 @@ model.compile(
 )
 for _ in range(2):
     history = model.fit(
-        x,
-        y,
-        batch_size=16,
-        epochs=1,
-        validation_split=0.2,
+        x, y, batch_size=16, epochs=1, validation_split=0.2,
         callbacks=[keras.callbacks.TerminateOnNaN()],
     )
-model.evaluate(x, y)
 '''
 SCRIPT = Script("here/own.py", 32, scopes=(("model = ", "model.compile("),))
 

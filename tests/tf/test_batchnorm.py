@@ -10,18 +10,6 @@ from lbbsp_tf import compat, synchronize_batch_norm
 L = keras.layers
 
 
-class Own(keras.Model):
-    """Layers in an attribute, a list and a dictionary."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.many = L.BatchNormalization(), [L.BatchNormalization()]
-        self.named = {"norm": L.BatchNormalization()}
-
-    def call(self, x):
-        return self.named["norm"](self.many[0](self.one(x)))
-
-
 @keras.saving.register_keras_serializable()
 class NormalizedCell(L.Layer):
     """A recurrent cell that normalises its state."""
@@ -68,7 +56,6 @@ def norms(model):
     ("build", "count"),
     [
         (functional, 2),
-        (Own, 3),
         (frozen, 1),
         (L.BatchNormalization, 1),
         (lambda: recurrent(unroll=True), 2),

@@ -1,8 +1,5 @@
 """Checks of Keras and of a model before a fit."""
 
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from importlib import metadata
 from types import SimpleNamespace
@@ -10,7 +7,7 @@ from types import SimpleNamespace
 import keras
 import pytest
 import tensorflow as tf
-from waits import HANG_SECONDS
+from scripts import errors_of
 
 from lbbsp_tf import LoadBalancer
 from lbbsp_tf.exactness.checks import check_keras, check_model, warn_of_auto_jit
@@ -78,20 +75,8 @@ lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), 8)
 """
 
 
-def last_line(script, **variables):
-    """Returns the last line that a script writes to its standard error before it fails."""
-    environment = {**os.environ, **variables}
-    environment.pop("TF_CONFIG", None)
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(
-        command, env=environment, stderr=subprocess.PIPE, text=True, timeout=HANG_SECONDS
-    )
-    assert done.returncode == 1, done.stderr
-    return done.stderr.strip().splitlines()[-1]
-
-
 def test_a_script_that_runs_with_legacy_keras_ends_with_the_remedy():
-    last = last_line(SCRIPT, TF_USE_LEGACY_KERAS="1")
+    last = errors_of(SCRIPT, status=1, TF_USE_LEGACY_KERAS="1")[-1]
     assert last.startswith("RuntimeError: TF_USE_LEGACY_KERAS makes tf.keras Keras 2")
     assert "remove TF_USE_LEGACY_KERAS from the environment" in last
 
@@ -106,7 +91,8 @@ def test_a_script_that_runs_with_legacy_keras_ends_with_the_remedy():
 )
 def test_an_import_that_lacks_a_package_names_the_remedy(module, words):
     script = f"import sys; sys.modules[{module!r}] = None; import lbbsp_tf"
-    last = last_line(script, KERAS_BACKEND="jax" if module == "jax" else "tensorflow")
+    backend = "jax" if module == "jax" else "tensorflow"
+    last = errors_of(script, status=1, KERAS_BACKEND=backend)[-1]
     assert last.startswith(f"ModuleNotFoundError: {words}")
 
 

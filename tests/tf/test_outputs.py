@@ -14,8 +14,8 @@ from tensorflow.python.checkpoint.functional_saver import MultiDeviceSaver
 from lbbsp_tf.compat import outputs
 
 
-@pytest.fixture
-def patches(monkeypatch):
+@pytest.fixture(autouse=True)
+def _patches(monkeypatch):
     """Applies the patches of rank 1, and removes them after the test."""
     for callback in outputs._PATHS:
         monkeypatch.setattr(callback, "set_model", callback.set_model)
@@ -34,7 +34,6 @@ def model():
     return built
 
 
-@pytest.mark.usefixtures("patches")
 @pytest.mark.parametrize("name", ["a.keras", "a.h5"])
 def test_a_saved_file_replaces_the_old_one_as_a_whole(tmp_path, name):
     path = tmp_path / name
@@ -44,7 +43,6 @@ def test_a_saved_file_replaces_the_old_one_as_a_whole(tmp_path, name):
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.usefixtures("patches")
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.weights.h5"
     model().save_weights(path)
@@ -58,7 +56,6 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["a.weights.h5"]
 
 
-@pytest.mark.usefixtures("patches")
 def test_callbacks_write_elsewhere_than_on_the_chief(tmp_path):
     callbacks = [
         keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras"),
@@ -77,7 +74,6 @@ def test_callbacks_write_elsewhere_than_on_the_chief(tmp_path):
     assert list(tmp_path.rglob("*")) == []
 
 
-@pytest.mark.usefixtures("patches")
 def test_only_the_chief_exports_a_model_and_posts_its_logs(tmp_path, monkeypatch):
     built = model()
     built.export(tmp_path / "exported", verbose=False)
@@ -98,7 +94,6 @@ def names(folder):
     return sorted(each.name for each in folder.iterdir())
 
 
-@pytest.mark.usefixtures("patches")
 def test_workers_may_write_one_checkpoint_at_the_same_time(tmp_path):
     state = tf.train.Checkpoint(value=tf.Variable(3.0))
     prefix = str(tmp_path / "new" / "a")
@@ -108,7 +103,6 @@ def test_workers_may_write_one_checkpoint_at_the_same_time(tmp_path):
     assert names(tmp_path / "new") == ["a.data-00000-of-00001", "a.index"]
 
 
-@pytest.mark.usefixtures("patches")
 def test_managers_of_workers_keep_the_same_checkpoints_without_warnings(
     tmp_path, caplog, monkeypatch
 ):
@@ -135,7 +129,6 @@ def test_managers_of_workers_keep_the_same_checkpoints_without_warnings(
     assert not caplog.records
 
 
-@pytest.mark.usefixtures("patches")
 def test_a_failed_checkpoint_leaves_the_old_one(tmp_path, monkeypatch):
     prefix = str(tmp_path / "a")
     tf.train.Checkpoint(value=tf.Variable(1.0)).write(prefix)
@@ -147,7 +140,6 @@ def test_a_failed_checkpoint_leaves_the_old_one(tmp_path, monkeypatch):
     assert names(tmp_path) == before
 
 
-@pytest.mark.usefixtures("patches")
 def test_a_saved_model_may_be_written_by_all_workers(tmp_path):
     built = model()
     for _ in range(2):

@@ -1,11 +1,7 @@
 """Two devices of one process, in a process of their own."""
 
-import os
-import subprocess
-import sys
-
 import pytest
-from waits import HANG_SECONDS
+from scripts import errors_of
 
 SCRIPT = """
 import os
@@ -52,17 +48,8 @@ model.fit(balancer.dataset(x, y), steps_per_epoch=2, callbacks=[balancer], verbo
 
 @pytest.fixture(scope="module")
 def said():
-    """Standard error of the script, which has ended well."""
-    environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=HANG_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    """Lines of the script, which has ended well."""
+    return errors_of(SCRIPT)
 
 
 @pytest.mark.usefixtures("said")
@@ -71,7 +58,7 @@ def test_two_replicas_predict_a_batch_in_a_graph_and_evaluate_a_last_batch_of_on
 
 
 def test_compiling_each_batch_size_anew_is_warned_of_where_sizes_change(said):
-    [warning] = [line for line in said.splitlines() if "TF_XLA_FLAGS" in line]
+    [warning] = [line for line in said if "TF_XLA_FLAGS" in line]
     assert warning == (
         "TF_XLA_FLAGS has --tf_xla_auto_jit=2: XLA compiles the step anew for each new batch size: "
         "unset TF_XLA_FLAGS, or keep the sizes few (granularity=, interval= of the balancer)"
