@@ -20,7 +20,6 @@ from lbbsp_core import doctor
 from lbbsp_core.cli.app import application
 from lbbsp_core.cli.doctor import _print
 from lbbsp_core.doctor.finding import note, ok, problem
-from lbbsp_core.launch.cluster import free_ports
 
 FRAMEWORKS = [name for name in ("tensorflow", "mxnet") if find_spec(name)]
 OURS = ("TF_CONFIG", "DMLC_", "SLURM_", "LBBSP_", "TF_USE_LEGACY_KERAS", "KERAS_BACKEND")
@@ -56,11 +55,13 @@ def local(*ports):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FRAMEWORKS, reason="no framework is installed")
-def test_a_good_set_up_has_no_problem(tmp_path):
+def test_a_good_set_up_has_no_problem(tmp_path, monkeypatch):
+    # A port that is free now may be another job's when the frameworks have been imported.
+    monkeypatch.setattr("lbbsp_core.doctor.addresses.bind_error", lambda number, port: 0)
     step = {"SLURM_JOB_ID": "9", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3",
             "SLURM_STEP_NODELIST": "n[9-10]", "SLURM_STEP_TASKS_PER_NODE": "2,1",
             "SLURMD_NODENAME": "n10"}  # fmt: skip
-    status, output, found = run(tmp_path, TF_CONFIG=config(local(*free_ports(2))), **step)
+    status, output, found = run(tmp_path, TF_CONFIG=config(local(20_001, 20_002)), **step)
     assert found["problem"] == []
     assert status == 0, output
     assert f"problems: 0, notes: {len(found['note'])}" in output
