@@ -84,6 +84,20 @@ def test_settings_are_the_hyperparameters_that_an_update_depends_on():
     assert (found["beta1"], found["beta2"], found["epsilon"]) == (0.5, 0.999, 1e-5)
 
 
+def test_settings_name_the_parameters_that_differ_from_the_others():
+    net = network()
+    it = trainer(net)
+    before = it._agreement._settings()
+    net[0].bias.lr_mult, net[1].weight.wd_mult = 2.0, 0.5
+    net[0].collect_params().setattr("grad_req", "null")
+    after = it._agreement._settings()
+    assert {name: value for name, value in after.items() if value != before[name]} == {
+        "lr_mult of parameters": "1: 2",
+        "wd_mult of parameters": "2: 0.5",
+        "grad_req of parameters": "0: null, 1: null",
+    }
+
+
 def test_the_rate_of_a_schedule_is_that_of_the_coming_update():
     schedule = mx.lr_scheduler.PolyScheduler(max_update=10, base_lr=0.8)
     found = settings(mx.optimizer.SGD(learning_rate=0.8, lr_scheduler=schedule))

@@ -21,6 +21,12 @@ def trainer(net=None, **options):
     return lbbsp_mx.Trainer(params, "sgd", **{"global_batch_size": X, **options})
 
 
+def session_of_two(policy=None, **more):
+    """What a session tells of a plan of eight samples for each of two workers."""
+    known = {"workers": 2, "rank": 0, "step": 0, "order": None, "sizes": (8, 8)}
+    return SimpleNamespace(**known | more, balancer=SimpleNamespace(policy=policy or Even()))
+
+
 def sizes(loader, step=len, **options):
     """Trains an epoch on what `loader` makes of the trainer, and returns the batch sizes."""
     net = network()
@@ -62,19 +68,15 @@ def test_a_number_of_samples_or_the_data_set_will_do_and_a_seed_can_be_left_out(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "problem"),
+    ("wrong", "step", "got"),
     [
-        (
-            lambda it: {"batch_size": it.batch_sampler(SAMPLES)},
-            f"the {X} samples .*, got {SAMPLES}",
-        ),
-        (lambda it: {"sampler": it.batch_sampler(SAMPLES)}, "batch_size must be specified unless"),
-        (lambda it: {}, "batch_size must be specified unless batch_sampler is specified"),
+        (lambda it: {"batch_size": it.batch_sampler(SAMPLES)}, len, SAMPLES),
+        (lambda it: {"batch_sampler": it.batch_sampler(DATA)}, lambda x: 1, 1),
     ],
 )
-def test_a_loader_without_batch_sampler_is_refused(wrong, problem):
-    with pytest.raises(ValueError, match=problem):
-        sizes(lambda it: gluon.data.DataLoader(DATA, **wrong(it)))
+def test_a_step_of_another_number_of_samples_is_refused(wrong, step, got):
+    with pytest.raises(ValueError, match=f"the {X} samples that the plan gives .*, got {got}"):
+        sizes(lambda it: gluon.data.DataLoader(DATA, **wrong(it)), step=step)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +91,11 @@ def test_a_loader_without_batch_sampler_is_refused(wrong, problem):
     ],
 )
 def test_several_workers_that_draw_without_the_plan(policy, known, outcome, caplog):
-    session = SimpleNamespace(
-        workers=2, rank=0, step=0, order=None, sizes=(8, 8),
-        balancer=SimpleNamespace(policy=policy),
-    )  # fmt: skip
-    steps = Steps(session, Draws())
+    steps = Steps(session_of_two(policy), Draws())
     vars(steps).update(known)
-    expected = pytest.raises(ValueError, match="pass DataLoader") if outcome == "refuses" else (
-        nullcontext()
-    )  # fmt: skip
+    expected = nullcontext()
+    if outcome == "refuses":
+        expected = pytest.raises(ValueError, match="pass DataLoader")
     with expected:
         steps.begin(8, [])
     steps.begin(8, [])
@@ -105,10 +103,7 @@ def test_several_workers_that_draw_without_the_plan(policy, known, outcome, capl
 
 
 def test_a_batch_of_another_trainer_is_refused_and_explained(monkeypatch, caplog):
-    session = SimpleNamespace(
-        workers=2, rank=0, step=0, order=None, sizes=(8, 8), in_epoch=True,
-        balancer=SimpleNamespace(policy=Even()),
-    )  # fmt: skip
+    session = session_of_two(in_epoch=True)
     other = Steps(session, Draws())
     monkeypatch.setattr(runtime(), "drawn_for", lambda: other)
     steps = Steps(session, Draws())
@@ -132,7 +127,7 @@ def test_a_batch_of_another_trainer_is_refused_and_explained(monkeypatch, caplog
 def test_a_batch_without_a_step_is_named_where_there_are_several_workers(
     draws, refused, in_own_thread
 ):
-    session = SimpleNamespace(workers=2, rank=0, step=7, order=object(), sizes=(8, 8))
+    session = session_of_two(step=7, order=object())
     steps = Steps(session, Draws())
     steps.draws.begin(session.step)
     outcome = nullcontext()
@@ -145,23 +140,6 @@ def test_a_batch_without_a_step_is_named_where_there_are_several_workers(
             steps.draws._thread *= in_own_thread
             steps.begin(8, [])
             session.step += 1
-
-
-def test_a_step_of_another_number_of_samples_is_refused():
-    with pytest.raises(ValueError, match=f"the {X} samples that the plan gives .*, got 1"):
-        sizes(
-            lambda it: gluon.data.DataLoader(DATA, batch_sampler=it.batch_sampler(DATA)),
-            step=lambda x: 1,
-        )
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("wrong", [16.0, "16"])
-def test_a_global_batch_size_must_be_an_integer(wrong, accumulate):
-    with pytest.raises(
-        ValueError, match=f"global_batch_size must be an integer >= 0, got {wrong!r}"
-    ):
-        trainer(global_batch_size=wrong, accumulate=accumulate)
 
 
 def test_an_ndarrayiter_without_batch_size_would_train_on_single_samples():
@@ -214,6 +192,14 @@ def asynchronous(**options):
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
+        (
+            lambda: trainer(global_batch_size=16.0),
+            "global_batch_size must be an integer >= 0, got 1",
+        ),
+        (
+            lambda: trainer(global_batch_size="16", accumulate=2),
+            "global_batch_size must be an integer >= 0, got '16'",
+        ),
         (lambda: trainer(mean_loss="no"), "mean_loss must be True or False, got 'no'"),
         (lambda: trainer().batch_sampler(SAMPLES, shuffle="no"), "shuffle must be True or False"),
         (

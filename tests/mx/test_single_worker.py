@@ -179,15 +179,10 @@ def test_hooks_are_left_out_where_mxnet_lacks_the_names(monkeypatch, caplog):
     assert "metrics stay those of each worker" in caplog.text
 
 
-def program(text, **environment):
+def program(*command, **environment):
     clean = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        env=clean,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-    )
+    command = [sys.executable, *command]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=HANG_SECONDS)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -215,7 +210,7 @@ print("both")
 )
 def test_both_frameworks_train_in_one_process_in_either_order(imports):
     pytest.importorskip("tensorflow")
-    status, said = program(imports + TRAIN_BOTH)
+    status, said = program("-c", imports + TRAIN_BOTH)
     assert status == 0, said
     assert "both" in said
 
@@ -223,7 +218,7 @@ def test_both_frameworks_train_in_one_process_in_either_order(imports):
 def test_after_a_failed_import_it_says_what_to_do():
     text = "import numpy, sys\nif hasattr(numpy, 'bool'): sys.exit('nothing to fail')\n"
     text += "try: import mxnet\nexcept AttributeError: import lbbsp_mx\n"
-    status, said = program(text)
+    status, said = program("-c", text)
     assert status == 1
     assert "nothing to fail" in said or "`import lbbsp_mx` before `import mxnet`" in said
 
@@ -256,15 +251,12 @@ def test_a_right_cluster_and_none_are_fine(monkeypatch):
 
 def test_a_cluster_that_never_comes_ends_in_bounded_time():
     text = "import lbbsp_mx; lbbsp_mx.KVStore('dist_sync', start_seconds=1)"
-    status, said = program(text, **CLUSTER, DMLC_NODE_HOST="127.0.0.1")
+    status, said = program("-c", text, **CLUSTER, DMLC_NODE_HOST="127.0.0.1")
     assert status == 1
     assert "2 workers and 1 servers at 127.0.0.1:9 has not started within 1 s" in said
 
 
 def test_a_server_started_as_a_worker_says_so():
-    clean = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "lbbsp_mx.server"], env=clean, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "DMLC_ROLE must be server or scheduler, got None" in done.stderr
+    status, said = program("-m", "lbbsp_mx.server")
+    assert status == 2
+    assert "DMLC_ROLE must be server or scheduler, got None" in said

@@ -4,7 +4,6 @@ import os
 import tempfile
 from functools import lru_cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import lbbsp_mx
 
@@ -138,17 +137,6 @@ def thawed(*ranks):
     return net
 
 
-def follow_own_metric():
-    """The rate follows the loss of this worker's own samples."""
-    net = network(1)
-    it = make(net)
-    own = slice(rank * 32, rank * 32 + 32)
-    for _ in range(3):
-        train(net, it, epochs=1)
-        loss = LOSS(net(nd.array(FEATURES[own])), nd.array(LABELS[own])).mean().asscalar()
-        it.set_learning_rate(0.1 * float(loss))
-
-
 def without_sampler(change):
     net = network(1)
     it = make(net)
@@ -189,19 +177,9 @@ DISAGREEMENTS = {
     "rate": lambda: at(5, 1, lambda it, net: it.set_learning_rate(0.01)),
     "rate_two_calls": lambda: train(net := network(1), it := make(net), two_calls=True,
         each_step=lambda now: now == 1 and rank == 2 and it.set_learning_rate(0.3)),
-    "rate_for_a_step": lambda: train(net := network(1), it := make(net),
-        each_step=lambda now: it.set_learning_rate(0.7 if now == rank == 1 else 0.1)),
-    "metric": follow_own_metric,
     "wd_last_step": lambda: at(7, 2, lambda it, net: setattr(it.optimizer, "wd", 0.5)),
-    "clip": lambda: at(2, 0, lambda it, net: setattr(it.optimizer, "clip_gradient", 1.0)),
-    "factor": lambda: at(1, 1, lambda it, net: setattr(net[1].bias, "lr_mult", 2.0)),
-    "decay": lambda: at(1, 2, lambda it, net: setattr(net[0].bias, "wd_mult", 0.5)),
-    "frozen": lambda: frozen_at(5, 1),
     "frozen_first": lambda: frozen_at(0, 2, layers=(1,)),
-    "frozen_last": lambda: frozen_at(7, 0),
-    "frozen_two_calls": lambda: frozen_at(2, 1, 2, two_calls=True),
     "thawed": lambda: thawed(2),
-    "updates": lambda: at(1, 1, lambda it, net: setattr(it.optimizer, "num_update", 40)),
     "late_load": lambda: at(0, 0, shift),
     "weights_end_of_epoch": lambda: at(5, 2, shift),
     "no_sampler": lambda: without_sampler(lambda net: shift(None, net)),
@@ -276,13 +254,6 @@ def sent_with_weights():
     return max(largest(weights(net), weights(saved)), largest(second, weights(saved)))
 
 
-def listed_twice():
-    net = network(1)
-    params = list(net.collect_params().values())
-    train(net, make(SimpleNamespace(collect_params=lambda: params + params[1:])))
-    return largest(weights(net), alone(network(1)))
-
-
 def frozen_alike():
     net, whole = frozen_at(3, 0, 1, 2), network(1)
     params = whole[0].params.values()
@@ -315,7 +286,6 @@ EQUAL = {
     "loaded": lambda: started(load),
     "loaded_deferred": lambda: started(load, known=False),
     "loaded_threads": lambda: started(load, num_workers=2, thread_pool=True),
-    "loaded_processes": lambda: started(load, num_workers=1),
     "loaded_devices": lambda: started(load, devices=2),
     "loaded_two_calls": lambda: started(load, two_calls=True),
     "sent": lambda: started(load_and_send),
@@ -323,7 +293,6 @@ EQUAL = {
     "schedule_from_one": lambda: started(load, optimizer=lambda: sgd(FromOne())),
     "sent_between_steps": sent_between_steps,
     "sent_with_weights": sent_with_weights,
-    "listed_twice": listed_twice,
     "frozen_alike": frozen_alike,
     "part_alike": part_alike,
     "noise_alike": noise_alike,
