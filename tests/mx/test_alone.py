@@ -6,7 +6,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 from helpers import (
-    CLUSTER,
     DATA,
     FEATURES,
     LABELS,
@@ -308,9 +307,7 @@ def test_what_is_no_store_is_refused():
 
 
 @pytest.mark.parametrize("kvstore", ["dist_sync", "local"])
-def test_a_cluster_needs_the_global_batch_size_and_workers_that_update(monkeypatch, kvstore):
-    for name, value in CLUSTER.items():
-        monkeypatch.setenv(name, value)
+def test_a_cluster_needs_the_global_batch_size_and_workers_that_update(in_cluster, kvstore):
     with pytest.raises(ValueError, match="must be given for several workers, got None: pass"):
         ours(network(), kvstore=kvstore)
     with pytest.raises(ValueError, match="update_on_kvstore must be False, got True"):
@@ -319,9 +316,7 @@ def test_a_cluster_needs_the_global_batch_size_and_workers_that_update(monkeypat
         ours(network(), kvstore=kvstore, compression_params={"type": "2bit"})
 
 
-def test_a_local_store_in_a_cluster_is_warned_about(monkeypatch, caplog):
-    for name, value in CLUSTER.items():
-        monkeypatch.setenv(name, value)
+def test_a_local_store_in_a_cluster_is_warned_about(in_cluster, caplog):
     ours(network(), kvstore="device", global_batch_size=X)
     assert "'device' is not distributed, so that each worker trains a model of its own" in (
         caplog.text
@@ -432,9 +427,7 @@ def test_an_updating_store_lets_parameters_be_unused_as_gluons_does():
     assert_equal(net, other)
 
 
-def test_a_single_worker_of_a_cluster_updates_as_several_do(monkeypatch):
-    for name, value in CLUSTER.items():
-        monkeypatch.setenv(name, value)
+def test_a_single_worker_of_a_cluster_updates_as_several_do(in_cluster):
     net = network(2)
     trainer = ours(net, kvstore="device", global_batch_size=X)
     train(net, trainer, 1, 2)

@@ -18,6 +18,7 @@ import lbbsp_mx
 from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
 from lbbsp_core.runtime.reliability import preemption
 from lbbsp_mx.reliability.states import optimizer_state, read_optimizer
+from lbbsp_mx.store.native import runtime
 
 pytestmark = pytest.mark.usefixtures("writes_each")
 
@@ -302,6 +303,15 @@ def test_the_estimator_writes_the_metrics_of_the_last_step(tmp_path, monkeypatch
     for last in (3, 7):
         estimator.fit(loader, epochs=1, event_handlers=[lbbsp_mx.LoadBalancingHandler()])
         assert f'lbbsp_step{{run="job"}} {last}\n' in path.read_text()
+
+
+def test_the_metrics_of_the_last_step_are_written_before_the_worker_leaves(tmp_path, monkeypatch):
+    net, path = network(), tmp_path / "job.prom"
+    monkeypatch.setenv("LBBSP_METRICS_FILE", str(path))
+    it, sampler = trainer(net)
+    epoch(it, net, sampler)
+    runtime().endings.run()
+    assert 'lbbsp_step{run="job"} 3\n' in path.read_text()
 
 
 # --- saved states ---------------------------------------------------------------------------------

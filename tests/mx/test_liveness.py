@@ -24,11 +24,9 @@ WORKER_1 = 11
 
 
 @pytest.fixture(autouse=True)
-def _cluster(monkeypatch):
-    described = {"ROLE": "worker", "PS_ROOT_URI": "10.0.0.9", "PS_ROOT_PORT": "99"}
-    described |= {"NUM_WORKER": "2", "NUM_SERVER": "1"}
-    for name, value in described.items():
-        monkeypatch.setenv(f"DMLC_{name}", value)
+def _cluster(in_cluster, monkeypatch):
+    monkeypatch.setenv("DMLC_PS_ROOT_URI", "10.0.0.9")
+    monkeypatch.setenv("DMLC_PS_ROOT_PORT", "99")
 
 
 class Network:

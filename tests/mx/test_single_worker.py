@@ -242,10 +242,11 @@ def test_a_wrong_cluster_is_named_with_the_cure(monkeypatch, change, said):
     assert "or none of them to train with a single worker" in str(raised.value)
 
 
-def test_a_right_cluster_and_none_are_fine(monkeypatch):
+def test_no_cluster_is_fine():
     lbbsp_mx.check_cluster()
-    for name, value in CLUSTER.items():
-        monkeypatch.setenv(name, value)
+
+
+def test_a_right_cluster_is_fine(in_cluster):
     lbbsp_mx.check_cluster()
 
 
