@@ -4,7 +4,7 @@ from itertools import islice
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
+from mxnet import autograd, gluon, nd
 
 SAMPLES, X = 50, 16
 rng = np.random.default_rng(0)
@@ -29,6 +29,19 @@ def network(devices=1, norm=None):
     net.add(gluon.nn.Dense(2, in_units=8))
     net.initialize(mx.init.Xavier(), ctx=[mx.cpu(i) for i in range(devices)])
     return net
+
+
+class Table(gluon.Block):
+    """A row-sparse parameter, of which a pass reads some rows."""
+
+    def __init__(self):
+        super().__init__()
+        options = {"shape": (9, 2), "stype": "row_sparse", "grad_stype": "row_sparse"}
+        self.table = self.params.get("table", **options)
+
+    def forward(self, ids):
+        rows = self.table.row_sparse_data(ids)
+        return nd.sparse.dot(nd.one_hot(ids, 9).tostype("csr"), rows)
 
 
 def weights(net):

@@ -12,6 +12,7 @@ from helpers import (
     LABELS,
     LOSS,
     SAMPLES,
+    Table,
     X,
     assert_close,
     backward,
@@ -211,19 +212,6 @@ def test_sparse_gradients_learn_what_stock_gluon_learns(devices, clipped, caplog
     )
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
     assert "row-sparse" not in caplog.text
-
-
-class Table(gluon.Block):
-    """A row-sparse parameter, of which a pass reads some rows."""
-
-    def __init__(self):
-        super().__init__()
-        options = {"shape": (9, 2), "stype": "row_sparse", "grad_stype": "row_sparse"}
-        self.table = self.params.get("table", **options)
-
-    def forward(self, ids):
-        rows = self.table.row_sparse_data(ids)
-        return nd.sparse.dot(nd.one_hot(ids, 9).tostype("csr"), rows)
 
 
 @pytest.mark.parametrize("mean", [False, True])
