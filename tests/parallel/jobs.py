@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -28,6 +29,12 @@ LAUNCHER = -1
 
 SECONDS = 600.0
 """Limit of a script: several times what the longest takes on a slow and busy machine."""
+
+
+needs_mxnet = pytest.mark.skipif(
+    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
+)
+"""Mark of tests that need MXNet."""
 
 
 def campaign(*cases: object) -> list[object]:

@@ -1,16 +1,13 @@
 """MXNet on real clusters: exact learning and misuse."""
 
 from collections import Counter
-from importlib.util import find_spec
 
 import pytest
-from jobs import on, run
+from jobs import needs_mxnet, on, run
 
 from lbbsp_core import read_run
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 TOLERANCE = 2e-6
 # Servers, and the cases of a job that has so many.
 CASES = [

@@ -1,12 +1,9 @@
 """Models of MXNet's workers stay equal: differences are named on all workers, or removed."""
 
-from importlib.util import find_spec
-
 import pytest
+from jobs import needs_mxnet
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 WORKERS = 3
 DIFFERENT = {
     "rate": "DisagreementError: workers disagree on the learning rate (0.1 on worker 0, 0.01 on "

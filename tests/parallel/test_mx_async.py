@@ -7,19 +7,16 @@ are as far ahead as the scheme lets them be in any case.
 import os
 from collections import Counter
 from functools import cache
-from importlib.util import find_spec
 from socket import gethostname
 from typing import NamedTuple
 
 import pytest
-from jobs import SCRIPTS, campaign, run
+from jobs import SCRIPTS, campaign, needs_mxnet, run
 
 from lbbsp_core import read_run
 from lbbsp_core.validate import one_line
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 NEEDS_SKLEARN = True
 X, SAMPLES, EPOCHS, PERIOD = 48, 20 * 48 + 13, 2, 2  # of mx_async
 

@@ -1,14 +1,12 @@
 """Data on unequal workers: samplers, data iterators, several loaders, parts of a data set."""
 
-from importlib.util import find_spec
 from itertools import chain
 
 import numpy as np
 import pytest
+from jobs import needs_mxnet
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 X, SAMPLES, WORKERS = 24, 79, 3
 EVERY = list(range(SAMPLES))
 rng = np.random.default_rng(0)

@@ -1,12 +1,9 @@
 """Details of MXNet's trainer on three workers whose names of layers differ."""
 
-from importlib.util import find_spec
-
 import pytest
+from jobs import needs_mxnet
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 TOLERANCE = 2e-6
 WORKERS = 3
 

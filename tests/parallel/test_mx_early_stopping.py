@@ -3,14 +3,11 @@
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
-from jobs import RESULT, SCRIPTS
+from jobs import RESULT, SCRIPTS, needs_mxnet
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 TOLERANCE = 2e-6
 STEPS = 4  # of an epoch
 

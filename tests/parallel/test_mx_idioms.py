@@ -1,13 +1,9 @@
 """MXNet: idioms of gluon scripts mean on several workers what they mean in one process."""
 
-from importlib.util import find_spec
-
 import pytest
-from jobs import run
+from jobs import needs_mxnet, run
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 TOLERANCE = 4e-6
 EXACT = [
     "clipped",

@@ -9,21 +9,18 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from typing import NamedTuple
 
 import pytest
-from jobs import campaign, chosen, run
+from jobs import campaign, chosen, needs_mxnet, run
 from mx_cluster import by_hand
 from waits import until
 
 from lbbsp_core.launch.cluster import HOST
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 AT_ONCE = 3  # jobs, which mostly wait
 PAUSE_SECONDS, SILENCE_SECONDS = 2, 300
 GONE = "has ended without leaving the job"

@@ -1,17 +1,14 @@
 """Module.fit on a balanced store of unequal workers, against Module in one process."""
 
 import socket
-from importlib.util import find_spec
 
 import pytest
-from jobs import run
+from jobs import needs_mxnet, run
 
 from lbbsp_core import read_run
 from lbbsp_core.runtime.exchange.handshake import cpu
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 WORKERS, EPOCHS = 3, 3
 FITS = ["whole_script", "continued", "means", "sums", "shuffled", "devices", "discarded"]
 

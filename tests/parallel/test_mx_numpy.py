@@ -1,13 +1,9 @@
 """MXNet's numpy mode: several workers learn what one process learns."""
 
-from importlib.util import find_spec
-
 import pytest
-from jobs import campaign, chosen
+from jobs import campaign, chosen, needs_mxnet
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 CASES = [
     "loaded",
     "sent",

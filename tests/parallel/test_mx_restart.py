@@ -3,18 +3,15 @@
 import os
 import tempfile
 from collections import Counter
-from importlib.util import find_spec
 
 import pytest
-from jobs import campaign, run
+from jobs import campaign, needs_mxnet, run
 from mx_cluster import by_hand
 from surfaces import check_surfaces
 
 from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 TOLERANCE = 2e-6
 SAMPLES, STEPS, EPOCHS = 120, 5, 3  # of mx_restart
 FAULT_STEP = 9  # there are checkpoints of 4 and 8 steps

@@ -1,13 +1,9 @@
 """The store on a real cluster, used as MXNet's own; sums against closed forms."""
 
-from importlib.util import find_spec
-
 import pytest
-from jobs import run
+from jobs import needs_mxnet, run
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 WORKERS = 3
 
 

@@ -1,12 +1,9 @@
 """MXNet: several trainers on the same batches share a plan, and learn what one process learns."""
 
-from importlib.util import find_spec
-
 import pytest
+from jobs import needs_mxnet
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 TOLERANCE = 4e-6
 CASES = [
     "leader_last",

@@ -1,17 +1,14 @@
 """Three unequal workers of gluon: busy time is each worker's own, and plans follow it exactly."""
 
 from collections import Counter
-from importlib.util import find_spec
 
 import pytest
-from jobs import check_unequal
+from jobs import check_unequal, needs_mxnet
 from surfaces import check_recent, check_surfaces
 
 from lbbsp_core import read_run
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
-)
+pytestmark = needs_mxnet
 CASES = ["even", "balanced", "own_policy"]
 STEPS, SHORT = 6, 13  # of mx_unequal
 
