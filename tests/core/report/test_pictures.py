@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("plotly")
 
 from plotly import graph_objects
-from report_runs import Page
-from test_report import balanced, bsp, run, step
+from report_runs import Page, line
+from test_report import balanced, bsp, run
 
 from lbbsp_core.cost.fitting import fit_costs
 from lbbsp_core.profiler import Point, ProfileResult
@@ -124,7 +124,7 @@ def test_the_comparison_shows_hidden_communication_where_there_is_some(drawn):
 @pytest.mark.parametrize("speeds", [None, (1.0, 0.33)])
 def test_the_comparison_shows_waits_and_batch_sizes(drawn, speeds):
     history = run(
-        *bsp(3).steps, *balanced().steps, step(13, [3, 1], [0.03, 0.03], 0.05, short=True)
+        *bsp(3).steps, *balanced().steps, line(13, [3, 1], [0.03, 0.03], 0.05, short=True)
     )
     charts, text = drawn(draw_comparison, bsp(), history, speeds=speeds, note="$x^2$ <b> & 100 %")
     # 13 steps of 12 samples in 3 * 0.2 + 10 * 0.11 s, and 60 samples/s

@@ -4,38 +4,26 @@ import json
 
 import numpy as np
 import pytest
+from report_runs import header, line
 
 from lbbsp_core.report import Comparison, Outcome, summarise
 from lbbsp_core.report.summary import ideal_busy_seconds, weight_difference
-from lbbsp_core.runtime.record.record import Run, StepLine, read_run, run_header
+from lbbsp_core.runtime.record.record import Run, read_run
 from lbbsp_core.runtime.record.writer import RunRecord
 
 
-def step(number, sizes, busy, wall, excluded=(), short=False):
-    return StepLine(
-        step=number,
-        sizes=tuple(sizes),
-        busy_seconds=tuple(busy),
-        predicted_seconds=(None,) * len(sizes),
-        wall_seconds=wall,
-        excluded=tuple(excluded),
-        short=short,
-    )
-
-
 def run(*steps, workers=2, total=12):
-    header = run_header("none", workers=workers, global_batch_size=total, versions={})
-    return Run(header, list(steps))
+    return Run(header(workers, total), list(steps))
 
 
 def bsp(steps=10):
     """Worker 1 is three times as slow: 10 and 30 ms a sample, 12 samples, 20 ms of all-reduce."""
-    return run(*[step(k, [6, 6], [0.06, 0.18], 0.2) for k in range(steps)])
+    return run(*[line(k, [6, 6], [0.06, 0.18], 0.2) for k in range(steps)])
 
 
 def balanced(steps=10):
     """9 + 3 samples take 90 ms each: nothing better exists."""
-    return run(*[step(k, [9, 3], [0.09, 0.09], 0.11) for k in range(steps)])
+    return run(*[line(k, [9, 3], [0.09, 0.09], 0.11) for k in range(steps)])
 
 
 def test_the_figures_of_an_uneven_run():
@@ -63,21 +51,21 @@ def test_a_perfectly_balanced_run_loses_only_the_communication():
 
 def test_the_ideal_is_one_of_whole_samples():
     # 5.5 samples each would take 55 ms; one of the two must take 6.
-    figures = summarise(run(step(0, [5, 6], [0.05, 0.06], 0.06), total=11))
+    figures = summarise(run(line(0, [5, 6], [0.05, 0.06], 0.06), total=11))
     assert figures.ideal_busy_seconds == pytest.approx(0.06)
 
 
 def test_excluded_short_and_unmeasured_steps_do_not_count():
     noise = [
-        step(10, [9, 3], [5.0, 0.09], 5.1, excluded=[0]),
-        step(11, [3, 1], [0.03, 0.03], 0.05, short=True),
-        step(12, [9, 3], [0.09, 0.0], 0.11),
+        line(10, [9, 3], [5.0, 0.09], 5.1, excluded=(0,)),
+        line(11, [3, 1], [0.03, 0.03], 0.05, short=True),
+        line(12, [9, 3], [0.09, 0.0], 0.11),
     ]
     assert summarise(run(*balanced().steps, *noise)) == summarise(balanced())
 
 
 def test_medians_forgive_a_single_pause():
-    pause = step(8, [9, 3], [0.09, 2.0], 2.02)
+    pause = line(8, [9, 3], [0.09, 2.0], 2.02)
     figures = summarise(run(*balanced().steps[:8], pause, balanced().steps[9]))
     assert figures.step_seconds == pytest.approx(0.11)
     assert figures.ideal_busy_seconds == pytest.approx(0.09)
@@ -97,7 +85,7 @@ def test_a_run_without_steps_or_measurements_says_so():
     with pytest.raises(ValueError, match="at least one step, got none"):
         summarise(run())
     with pytest.raises(ValueError, match="none of 1 does"):
-        summarise(run(step(0, [6, 6], [0.1, 0.0], 0.1, excluded=[0, 1])))
+        summarise(run(line(0, [6, 6], [0.1, 0.0], 0.1, excluded=(0, 1))))
 
 
 def outcome(accuracy, *weights):
@@ -146,7 +134,7 @@ def test_models_of_other_shapes_are_not_compared():
 
 def test_a_record_on_disk_gives_the_same_figures(tmp_path):
     record = RunRecord(tmp_path / "run.jsonl", bsp().header)
-    for line in bsp().steps:
-        record.write(line)
+    for each in bsp().steps:
+        record.write(each)
     record.close()
     assert summarise(read_run(tmp_path)) == summarise(bsp())

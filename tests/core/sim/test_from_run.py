@@ -127,10 +127,21 @@ def test_a_record_without_drivers_has_no_columns(tmp_path: Path) -> None:
     assert not any("driving factors" in note for note in none.notes)
 
 
-def test_a_single_worker_is_a_trace_too(tmp_path: Path) -> None:
+def test_a_single_worker_is_a_trace_but_no_cluster(tmp_path: Path) -> None:
     single = {"sizes": (8,), "busy_seconds": (0.5,), "predicted_seconds": (None,)}
-    trace = trace_from_run(write(tmp_path, [line_of(k, **single) for k in range(6)]))
-    assert len(trace.series) == 1
+    path = write(tmp_path, [line_of(k, **single) for k in range(6)])
+    assert len(trace_from_run(path).series) == 1
+    with pytest.raises(ValueError, match="a single worker waits for no other worker"):
+        cluster_from_run(path)
+
+
+def test_records_that_tell_too_little(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no run record"):
+        cluster_from_run(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="only 4 of 4 steps are usable, at least 5"):
+        cluster_from_run(write(tmp_path / "short", [line_of(k) for k in range(4)]))
+    changing = write(tmp_path / "changing", [line_of(k) for k in range(9)])
+    assert "no plain BSP run" in cluster_from_run(changing).cluster.notes[0]
 
 
 # Trace files
