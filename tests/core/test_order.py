@@ -85,11 +85,6 @@ def test_epochs_differ_and_a_seed_repeats_them() -> None:
     assert epoch(GlobalOrder(40, 10, seed=3), 0) == epochs[0], "the batch size only cuts"
 
 
-def test_without_shuffle_epochs_keep_the_order_of_the_data_set() -> None:
-    order = GlobalOrder(8, 4, shuffle=False)
-    assert [order.indices(step).tolist() for step in range(4)] == 2 * [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
 def test_epochs_of_any_length_do_not_change_the_order() -> None:
     order, own = GlobalOrder(10, 4, seed=2), GlobalOrder(10, 4, seed=2, steps_per_epoch=5)
     assert (own.steps_per_epoch, own.steps_per_pass) == (5, 3)

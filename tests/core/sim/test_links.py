@@ -1,4 +1,4 @@
-"""Queues at the servers' links: conservation of bytes, closed forms, and both kinds of run."""
+"""Queues at the servers' links: by hand, closed forms, and both kinds of run."""
 
 from __future__ import annotations
 
@@ -34,39 +34,6 @@ SYNCS = (BSP(), SSP(2), ASP(), DSSP(1, 4), ElasticBSP(4))
 UNEQUAL = cores([1, 1, 2, 4], 8.0)
 NOISE = Lognormal(0.4, 0.7)
 GIGABYTE = 1e9
-
-
-def most_bytes_per_second(requests: list[float], ends: list[float], size: float) -> float:
-    """Returns the largest rate, over all windows from a request to an end, of whole transfers."""
-    pairs = sorted(zip(requests, ends, strict=True))
-    rates = [0.0]
-    for first, (begin, _) in enumerate(pairs):
-        for last in range(first, len(pairs)):
-            end = pairs[last][1]
-            inside = sum(begin <= start and stop <= end for start, stop in pairs)
-            rates.append(inside * size / (end - begin))
-    return max(rates)
-
-
-@pytest.mark.parametrize("servers", [1, 2, 3])
-@pytest.mark.parametrize("sync", SYNCS)
-def test_no_link_moves_more_bytes_than_its_bandwidth(sync: Synchroniser, servers: int) -> None:
-    server = ParameterServer(GIGABYTE, GIGABYTE, 0.0, servers)
-    cluster = synthetic_cluster(cores([8, 8, 16, 32, 32, 8, 8], 8.0), 6, noise=NOISE)
-    computed: dict[tuple[int, int], float] = {}
-
-    def seconds(worker: int, iteration: int) -> float:
-        busy = float(cluster.cost(worker, iteration)(16))
-        computed[worker, iteration] = busy
-        return busy
-
-    run = schedule(sync, seconds, workers=7, iterations=6, links=server.alone())
-    keys = zip(run.worker.tolist(), run.iteration.tolist(), strict=True)
-    busy = np.array([computed[key] for key in keys])
-    assert (run.push - run.start >= 2.0 - 1e-9 + busy).all(), "push and pull take 1 s each alone"
-    rate = most_bytes_per_second(run.start.tolist(), run.push.tolist(), GIGABYTE)
-    assert rate <= servers * GIGABYTE * (1 + 1e-9)
-    assert rate > 0.3 * servers * GIGABYTE, "the links are the bottleneck here"
 
 
 def test_one_worker_is_charged_the_closed_form() -> None:
