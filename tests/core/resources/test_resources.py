@@ -713,13 +713,14 @@ def test_many_threads_may_sample(machine: Machine) -> None:
 
 
 FORK = """
-import os
+import os, signal, sys
 from lbbsp_core import ResourceSampler
 from lbbsp_core.resources import polling
 polling.BUDGET_SECONDS = 0.0  # by the thread alone, which a child does not have
 sampler = ResourceSampler(("cpu_own_percent", "runnable"))
 child = os.fork()
 if not child:
+    signal.alarm(int(sys.argv[1]))  # it must not outlive a test that fails
     files = len(os.listdir("/proc/self/fd"))
     while not sampler.sample()[0]: pass
     assert len(os.listdir("/proc/self/fd")) == files, "the parent's files are closed"
@@ -731,7 +732,8 @@ assert os.waitpid(child, 0)[1] == 0
 @pytest.mark.slow
 @linux
 def test_a_forked_child_opens_its_own_sources() -> None:
-    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=HANG_SECONDS)
+    command = [sys.executable, "-c", FORK, f"{HANG_SECONDS:.0f}"]
+    subprocess.run(command, check=True, timeout=HANG_SECONDS)
 
 
 # The real machine, which may be busy with other work
