@@ -114,6 +114,11 @@ class Synchroniser(Protocol[S]):
         """
 
 
+def ends_together(synchroniser: Synchroniser) -> bool:
+    """Returns whether all workers end every iteration together: then it has an end and a mean."""
+    return bool(getattr(synchroniser, "ends_together", False))
+
+
 def replaced(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
     """Returns a copy with `item` at `index`, which may be the next one."""
     return (*items[:index], item, *items[index + 1 :])

@@ -198,8 +198,13 @@ class AsyncTrainer(gluon.Trainer):
         return True
 
     def _leave_iteration(self) -> None:
-        """Pushes what is kept of an iteration that the user's loop has left before its end."""
+        """Pushes what is kept of an iteration that the user's loop has left before its end.
+
+        Also takes part in iterations of others for which no samples were left.
+        """
         if self._session.drop_part():
+            self._end_iteration(0)
+        while self._session.is_awaited():
             self._end_iteration(0)
 
     def _end_iteration(self, batch_size: int) -> None:
@@ -327,6 +332,8 @@ class StreamSampler(gluon.data.Sampler):
         while True:
             begin, end = session.claim(self._limit)
             if begin >= end:
+                if not session.is_ahead:
+                    self._trainer._leave_iteration()
                 return
             draws.count()
             yield self._stream.take(begin, end).tolist()
@@ -391,10 +398,10 @@ class _Servers:
         numbers = [i for i, new in zip(self.learning, fresh, strict=True) if new]
         self._push([first + i for i in numbers], [self._params[i].list_grad() for i in numbers])
 
-    def apply_sums(self) -> None:
-        """Lets the servers update the parameters by their sums, which are empty then."""
+    def apply_sums(self, scale: float) -> None:
+        """Lets the servers update the parameters by their sums, times `scale`; empties the sums."""
         keys = list(self.keys.barriers)
-        self._push(keys, [mx.nd.zeros((1,)) for _ in keys])
+        self._push(keys, [mx.nd.array([scale]) for _ in keys])
         gradients = [self._params[i].list_grad() for i in self.learning]
         self._push(self.learning, gradients)  # only signals: the values are not read
 

@@ -62,7 +62,7 @@ class ServerOptimizer(Optimizer):
 
     `service` answers questions, on the server that has their key. A push to a parameter's key is a
     gradient, which updates the parameter. After a push to the server's key of barriers, the next
-    one only says that the parameter is to be updated by its sum.
+    one only says that the parameter is to be updated by its sum, times what was pushed there.
     """
 
     def __init__(self, optimizer: Optimizer, keys: Keys, service: CoordinatorService) -> None:
@@ -70,6 +70,7 @@ class ServerOptimizer(Optimizer):
         self.optimizer, self._keys, self._service = optimizer, keys, service
         self._sums: dict[int, mx.nd.NDArray] = {}  # by parameter; none without a gradient
         self._due: set[int] = set()  # parameters that wait for their update at a barrier
+        self._scale = 1.0
 
     def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> State:
         """Creates the optimizer's state for a parameter; other keys have none."""
@@ -94,7 +95,7 @@ class ServerOptimizer(Optimizer):
             elif index == keys.log:
                 _answer(weight, grad, service.log, LOG_WIDTH)
             else:
-                self._due = set(range(keys.parameters))
+                self._due, self._scale = set(range(keys.parameters)), grad.asscalar()
 
     def _update(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
         """Updates a parameter by the pushed gradient or, at a barrier, by its sum."""
@@ -104,6 +105,8 @@ class ServerOptimizer(Optimizer):
         self._due.remove(index)
         total = self._sums.pop(index, None)
         if total is not None:
+            if self._scale != 1:
+                total *= self._scale
             self.optimizer.update_multi_precision(index, weight, total, state)
             total[:] = 0
 

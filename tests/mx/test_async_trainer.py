@@ -40,7 +40,7 @@ def test_it_learns_what_stock_gluon_learns_from_the_same_batches(sync, devices, 
     for begin in range(0, 2 * SAMPLES, X):
         index = stream.take(begin, min(begin + X, 2 * SAMPLES))
         backward(expected, nd.array(FEATURES[index]), nd.array(LABELS[index]))
-        trainer.step(X)
+        trainer.step(len(index) if sync == BSP() else X)
 
     net = network(devices)
     trainer = asynchronous(net, sync=sync, record=tmp_path)
@@ -69,7 +69,7 @@ def test_layers_that_a_batch_does_not_use_are_refused_or_stay_as_in_gluon(sync, 
             with pytest.raises(UserWarning, match="not been updated by backward since last `step`"):
                 trainer.step(len(samples))
         trainer.step(len(samples), ignore_stale_grad=True)
-        stock.step(X, ignore_stale_grad=True)
+        stock.step(len(samples) if sync == BSP() else X, ignore_stale_grad=True)
     trainer.finish()
     assert_close(net, expected, atol=2e-6)
 

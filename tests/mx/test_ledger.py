@@ -5,6 +5,7 @@ says how often its gradient has entered. Sessions and the servers' optimizer are
 scheduler chooses whose next call reaches the servers.
 """
 
+import itertools
 import random
 import threading
 from collections import Counter
@@ -12,7 +13,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from helpers import gluon  # noqa: F401  skips without MXNet
+from mxnet import nd
 from waits import HANG_SECONDS
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, SessionOptions
@@ -48,7 +49,7 @@ class Scheduler:
     def __init__(self, seed):
         self.random = random.Random(seed)
         self.speeds = [self.random.choice((1.0, 0.3, 0.05)) for _ in range(WORKERS)]
-        self.now, self._turn = 0.0, None
+        self.now, self._turn, self.failed = 0.0, None, False
         self._calling, self._running = set(), WORKERS
         self._changed = threading.Condition()
 
@@ -56,14 +57,18 @@ class Scheduler:
         with self._changed:
             self._calling.add(rank)
             self._choose()
-            assert self._changed.wait_for(lambda: self._turn == rank, HANG_SECONDS)
+            assert self._changed.wait_for(lambda: self.failed or self._turn == rank, HANG_SECONDS)
+            if self.failed:
+                raise BrokenPipeError("another worker has failed")
             self._turn = None
             self._calling.remove(rank)
 
-    def end(self):
+    def end(self, failed):
         with self._changed:
+            self.failed |= failed
             self._running -= 1
             self._choose()
+            self._changed.notify_all()
 
     def _choose(self):
         if self._calling and len(self._calling) == self._running:
@@ -117,8 +122,10 @@ class Servers:
         for key in (0, 1):
             self._push(to_sum * self.cluster.keys.sums + key, self.gradient)
 
-    def apply_sums(self):
-        for key in (*self.cluster.keys.barriers, 0, 1):
+    def apply_sums(self, scale):
+        for key in self.cluster.keys.barriers:
+            self._push(key, nd.array([scale]))
+        for key in (0, 1):
             self._push(key, self.gradient)
 
     def waiting(self, what):
@@ -126,7 +133,7 @@ class Servers:
 
 
 def train(cluster, rank, sync, share_work, iterations):
-    """Trains as one worker, for so many iterations at most; returns what it has drawn."""
+    """Trains as one worker, for so many iterations at most; returns the samples of each."""
     servers = Servers(cluster, rank)
     session = AsyncSession(servers, sync, X, SessionOptions(record=None), framework="list",
                            versions={}, facts="", share_work=share_work)  # fmt: skip
@@ -134,40 +141,45 @@ def train(cluster, rank, sync, share_work, iterations):
         cluster.start(session)
     assert cluster.ready.wait(HANG_SECONDS)
     session.start()
-    stream, drawn, ended = SampleStream(SAMPLES, 0), Counter(), 0
-    session.begin_epoch()
-    kept = np.zeros(SAMPLES)
-    while ended < iterations:
-        begin, end = session.claim(EPOCHS * SAMPLES)
-        if begin >= end:
-            break
-        indices = stream.take(begin, end).tolist()
-        drawn.update(indices)
-        kept += np.bincount(indices, minlength=SAMPLES)
-        if session.claim_part(len(indices)):
-            continue
-        servers.gradient, kept = kept, np.zeros(SAMPLES)
-        session.end_step(len(indices))
-        ended += 1
+    stream, done = SampleStream(SAMPLES, 0), []
+
+    def end(samples):
+        servers.gradient = np.bincount(samples, minlength=SAMPLES).astype(float)
+        done.append(samples)
+        session.end_step(len(samples))
         session.begin_read()
         session.end_read()
+
+    for epoch in range(EPOCHS):
+        session.begin_epoch()
+        parts = []
+        while len(done) < iterations:
+            begin, stop = session.claim((epoch + 1) * SAMPLES)
+            if begin >= stop:
+                break
+            drawn = stream.take(begin, stop).tolist()
+            parts += drawn
+            if not session.claim_part(len(drawn)):
+                end(parts)
+                parts = []
+        while len(done) < iterations and session.is_awaited():
+            end([])
     session.finish()
     session.close()
-    return drawn
+    return done
 
 
 def run(scheme, seed, leaves):
-    """Trains as all workers; returns the cluster, and what each worker has drawn."""
-    cluster, drawn, errors = Cluster(seed), [Counter()] * WORKERS, []
+    """Trains as all workers; returns the cluster, and the samples by worker and iteration."""
+    cluster, done, errors = Cluster(seed), [[]] * WORKERS, []
     ends = cluster.scheduler.random.randrange(1, 6) if leaves else 10**6
 
     def work(rank):
         try:
-            drawn[rank] = train(cluster, rank, *SCHEMES[scheme], 10**6 if rank else ends)
+            done[rank] = train(cluster, rank, *SCHEMES[scheme], 10**6 if rank else ends)
         except BaseException as error:
             errors.append(error)
-        finally:
-            cluster.scheduler.end()
+        cluster.scheduler.end(failed=bool(errors))
 
     threads = [threading.Thread(target=work, args=[rank], daemon=True) for rank in range(WORKERS)]
     for thread in threads:
@@ -176,7 +188,19 @@ def run(scheme, seed, leaves):
         thread.join(HANG_SECONDS)
     if errors:
         raise errors[0]
-    return cluster, drawn
+    return cluster, done
+
+
+def weights_of(scheme, done):
+    """Returns the weight of each sample: under BSP, each iteration is a mean over its samples."""
+    iterations = list(itertools.zip_longest(*done, fillvalue=[])) if "bsp" in scheme else []
+    weights = np.zeros(SAMPLES)
+    for together in iterations:
+        samples = list(itertools.chain(*together))
+        np.add.at(weights, samples, X / len(samples))
+    if not iterations:
+        np.add.at(weights, list(itertools.chain(*itertools.chain(*done))), 1.0)
+    return weights
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -188,8 +212,20 @@ def test_every_gradient_enters_the_model_once(scheme, leaves, seeds, monkeypatch
     monkeypatch.setattr(async_session, "_FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(async_session, "SLOW_CLAIM_SECONDS", float("inf"))
     for seed in seeds:
-        cluster, drawn = run(scheme, seed, leaves)
-        counts = sum(drawn, Counter())
+        cluster, done = run(scheme, seed, leaves)
+        counts = Counter(itertools.chain(*itertools.chain(*done)))
         assert counts == dict.fromkeys(range(SAMPLES), EPOCHS)
         for weights in cluster.model.values():
-            assert (-weights).tolist() == [counts[sample] for sample in range(SAMPLES)], seed
+            assert -weights == pytest.approx(weights_of(scheme, done)), seed
+
+
+@pytest.mark.parametrize("share_work", [False, True])
+def test_iterations_of_bsp_do_not_mix_epochs(share_work, monkeypatch):
+    monkeypatch.setattr(async_session, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(async_session, "SLOW_CLAIM_SECONDS", float("inf"))
+    for seed in range(4):
+        _, done = run("bsp_shared" if share_work else "bsp", seed, leaves=False)
+        sizes = [sum(map(len, each)) for each in itertools.zip_longest(*done, fillvalue=[])]
+        epoch = [X] * (SAMPLES // X) + [SAMPLES % X]
+        assert sizes == epoch * EPOCHS
+        assert len({len(own) for own in done}) == 1, "all take part in each"

@@ -52,6 +52,7 @@ from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.record import run_header
 from lbbsp_core.runtime.record.writer import RunRecord, open_record
 from lbbsp_core.sync import Synchroniser
+from lbbsp_core.sync.base import ends_together
 from lbbsp_core.work import require_work
 
 logger = logging.getLogger("lbbsp.session")
@@ -79,8 +80,8 @@ class Servers(Protocol):
     def push_gradients(self, *, to_sum: bool) -> None:
         """Pushes this worker's gradients into the model, or into the sum of kept gradients."""
 
-    def apply_sums(self) -> None:
-        """Updates the model by the sum of kept gradients, which is empty then."""
+    def apply_sums(self, scale: float) -> None:
+        """Updates the model by the sum of kept gradients, times `scale`; it is empty then."""
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
         """Bounds the time spent inside the context, in which this worker waits for others."""
@@ -121,7 +122,7 @@ class AsyncSession:
         options.check_asynchronous(servers.rank)
         self.servers, self.options = servers, options
         self.sync = SYNCHRONISERS.resolve(sync)
-        if sharing and not getattr(self.sync, "ends_together", False):
+        if sharing and not ends_together(self.sync):
             raise ValueError(
                 "share_work needs a sync under which all workers end an iteration together, got "
                 f"sync={self.sync!r}: use BSP(), or leave share_work out"
@@ -231,12 +232,27 @@ class AsyncSession:
         part, self._part, self._limit = self._part, None, limit
         if part is None:
             with self._meter.excluded_wait():
-                answer = self._ask(Question.CLAIM, limit)
+                answer = self._ask(Question.CLAIM, limit, self._iterations + len(self._claims))
             part = answer.first, answer.second
         begin, end = part
         if end > begin:
             self._claims.append(end - begin)
         return part
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether batches were assigned that have had no step yet."""
+        return bool(self._claims)
+
+    def is_awaited(self) -> bool:
+        """Returns whether the others have an iteration in which there are no samples left for this.
+
+        This worker then takes part in it by `end_step` without samples. Call it when all batches
+        that `claim` has assigned have had their step.
+        """
+        if not ends_together(self.sync):
+            return False
+        return bool(self._ask(Question.AWAITED, self._iterations, self._limit).first)
 
     def claim_part(self, samples: int) -> bool:
         """Claims a part of the running iteration, when a batch of `samples` of it is computed.
@@ -284,10 +300,13 @@ class AsyncSession:
     def end_step(self, samples: int) -> None:
         """Pushes the gradients of an iteration, and waits until this worker may proceed.
 
-        Call `claim_part` before; `samples` are those that were passed to it last.
+        Call `claim_part` before; `samples` are those that were passed to it last. Without samples,
+        this worker takes part in an iteration of the others, see `is_awaited`.
         """
         busy_seconds, drivers, _ = self._meter.reach()
-        shared = self._parts_report(busy_seconds)
+        if not samples:
+            self.exclude_step()
+        shared = self._parts_report(samples, busy_seconds)
         if self._parts is not None:
             samples = self._parts.samples
             busy_seconds = self._parts.seconds_of(samples, self._overhead, shared.part_overhead)
@@ -336,17 +355,17 @@ class AsyncSession:
             self._record.close()
             self._record = None
 
-    def _parts_report(self, busy_seconds: float) -> PartsReport:
+    def _parts_report(self, samples: int, busy_seconds: float) -> PartsReport:
         """Returns what is told of sharing in an iteration; learns what parts cost."""
         parts, is_slow = self._parts, False
         if parts is not None:
-            busy_seconds = parts.seconds
+            samples, busy_seconds = parts.samples, parts.seconds
             is_slow = any(wait > SLOW_CLAIM_SECONDS for wait in parts.waits)
             self._claim_seconds = parts.mean_wait(self._claim_seconds)
             for part in parts.paced(self._overhead):
                 self._costs = self._costs.after(*part)
         can_share = not (is_slow or len(self._claims) > 1)
-        pace = busy_seconds / (self._overhead + (parts.samples if parts else self._claims[0]))
+        pace = busy_seconds / max(self._overhead + samples, 1)
         overhead = self._costs.overhead(pace)
         count = parts.parts if parts else 0
         return PartsReport(
@@ -379,10 +398,16 @@ class AsyncSession:
         self._forecast = protocol.curve(StepMessage(slope, overhead, 0, 0))
         return slope, overhead, excluded
 
-    def _update_if(self, last: int) -> None:
-        """Updates the model by the sum, if this worker's gradient has completed it."""
-        if last:
-            self.servers.apply_sums()
+    def _update_if(self, completed: int) -> None:
+        """Updates the model by a sum that this worker's gradient has completed.
+
+        `completed` is one more than its samples, or 0. If all workers end an iteration together,
+        the model moves by the mean over its samples, also where they are fewer than X.
+        """
+        if completed:
+            samples, total = completed - 1, self.constraints.global_batch_size
+            is_mean = samples and ends_together(self.sync)
+            self.servers.apply_sums(total / samples if is_mean else 1.0)
             self._ask(Question.APPLIED)
 
     def _compare(self, fact: int, mine: str) -> None:

@@ -26,6 +26,7 @@ from lbbsp_core.runtime.asynchronous.reserves import NO_PARTS, PartsReport, Rese
 from lbbsp_core.runtime.exchange.protocol import Row, StepMessage, curve, pack, unpack
 from lbbsp_core.runtime.record.record import PUSH_INTEGERS, PushLine
 from lbbsp_core.sync import SyncDecision, Synchroniser
+from lbbsp_core.sync.base import ends_together
 from lbbsp_core.sync.rounds import Rounds
 
 logger = logging.getLogger("lbbsp.session")
@@ -58,6 +59,7 @@ class Question(IntEnum):
     TELL = 7
     READ = 8
     CLAIM_PART = 9
+    AWAITED = 10
 
 
 class Answer(NamedTuple):
@@ -71,7 +73,8 @@ class Answer(NamedTuple):
         active: Number of workers that have not departed.
         reserve: 1 if the running iteration has a reserve, or else 0.
         first: Answer to the question: position of the first claimed sample, fingerprint of a
-            compared fact, an integer that a worker has told, or 1 for yes and 0 for no.
+            compared fact, an integer that a worker has told, samples of a complete sum and one, or
+            1 for yes and 0 for no.
         second: Position after the last claimed sample, or the next integer that the worker has
             told; 0 for other questions.
     """
@@ -183,7 +186,7 @@ class CoordinatorService:
             case Question.COMPARE:
                 first = self._facts.setdefault(values[0], values[1])
             case Question.CLAIM:
-                first, second = coordinator.claim(worker, values[0])
+                first, second = coordinator.claim(worker, *values[:2])
             case Question.PUSH:
                 samples, nanoseconds, slope, overhead, updates_seen, excluded, *rest = values
                 cost = curve(StepMessage(slope, overhead, nanoseconds, 0))
@@ -193,6 +196,8 @@ class CoordinatorService:
                 )
             case Question.CLAIM_PART:
                 first, second = coordinator.claim_part(worker, values[0])
+            case Question.AWAITED:
+                first = coordinator.is_awaited(worker, *values[:2])
             case Question.ENTERED:
                 first = coordinator.entered(worker)
             case Question.APPLIED:
@@ -227,13 +232,15 @@ class Coordinator:
         begin, end = coordinator.claim(worker, limit)       # positions of its samples
         kept = coordinator.push(worker, ...)                # its gradient has been computed
         # Adds the gradient to the sum if it is kept, and to the model otherwise.
-        if coordinator.entered(worker):                     # the sum is complete
+        if samples := coordinator.entered(worker):          # the sum is complete
             ...                                             # updates the model by the sum
             coordinator.applied()
         # Waits until `released` has grown, and reads the model.
 
     Under `BSP`, `reserves` may divide iterations: then `claim` returns the main part, after which
-    `claim_part` is called until nothing is left, and the push is of all parts together.
+    `claim_part` is called until nothing is left, and the push is of all parts together. A worker
+    for which nothing is left before the limit takes part in the iteration, with no samples, if it
+    is awaited.
 
     If `logs`, pushes are kept until `log` is called. `is_known` is that of `Rounds`.
 
@@ -269,11 +276,14 @@ class Coordinator:
         self._start: float | None = None
         self._state: Any = self.synchroniser.init(workers)
         self._claimed = 0
+        # First positions that each worker has claimed, by its iterations from the last pushed one.
+        self._claims: list[dict[int, int]] = [{} for _ in range(workers)]
         self._iterations = [0] * workers
         self._counts = [0] * workers  # pushes since the last barrier
         self._leads = [0] * workers
         self._alone: dict[int, SyncDecision] = {}  # decided, but not entered yet
         self._summed: set[int] = set()
+        self._samples = [0] * workers  # of the last push of each worker
         self._together: SyncDecision | None = None  # decided, the sum may be incomplete
 
     @property
@@ -281,11 +291,22 @@ class Coordinator:
         """Ranks of the workers that have not finished."""
         return self.rounds.active
 
-    def claim(self, worker: int, limit: int) -> tuple[int, int]:
-        """Assigns samples before `limit` to a worker: positions of the first and after the last."""
+    def claim(self, worker: int, limit: int, iteration: int = 0) -> tuple[int, int]:
+        """Assigns samples before `limit` to a worker: positions of the first and after the last.
+
+        `iteration` is the number of its iteration in which it uses them; see `is_awaited`.
+        """
         now, sizes = self._now(), self.rounds.sizes  # time starts with the first iteration
         size = self.reserves.main(worker, sizes, now) if self.reserves else sizes[worker]
-        return self._assign(size, limit)
+        begin, end = self._assign(size, limit)
+        if end > begin:
+            self._claims[worker][iteration] = begin
+        return begin, end
+
+    def is_awaited(self, worker: int, iteration: int, limit: int) -> bool:
+        """Returns whether others have claimed samples before `limit` for an iteration."""
+        others = (self._claims[other] for other in self.present - {worker})
+        return any(claims.get(iteration, limit) < limit for claims in others)
 
     def claim_part(self, worker: int, limit: int) -> tuple[int, int]:
         """Assigns samples of the reserve before `limit`; equal positions if nothing is left."""
@@ -335,6 +356,9 @@ class Coordinator:
                 parts=shared.parts,
             )
         )
+        self._samples[worker] = samples
+        last, claims = self._iterations[worker], self._claims[worker]
+        self._claims[worker] = {k: begin for k, begin in claims.items() if k >= last}
         if self.reserves:
             samples, busy_seconds = self.reserves.ran(
                 worker, samples, busy_seconds, shared, excluded
@@ -346,23 +370,24 @@ class Coordinator:
         self.rounds.ran(worker, samples, busy_seconds, cost, excluded)
         for text in notices[told:]:
             logger.log(notices.level, "%s", text)
-        if decision.aggregate == (worker,):
+        if decision.aggregate == (worker,) and not ends_together(self.synchroniser):
             self._alone[worker] = decision
             return False
         self._handle(decision)
         return True
 
-    def entered(self, worker: int) -> bool:
+    def entered(self, worker: int) -> int:
         """Registers that a gradient has been added to the model or, if kept, to the sum.
 
-        Returns whether a sum is complete, so that `worker` must update the model by it.
+        Returns one more than the samples of the sum if it is complete, so that `worker` must update
+        the model by it; else 0.
         """
         if worker in self._alone:
             self.updates += 1
             self._release(self._alone.pop(worker))
-            return False
+            return 0
         self._summed.add(worker)
-        return self._complete
+        return self._complete()
 
     def applied(self) -> None:
         """Registers that the model has been updated by the sum, which is empty again."""
@@ -377,19 +402,19 @@ class Coordinator:
             self._counts = [0] * len(self._counts)
         self._release(decision)
 
-    def finish(self, worker: int) -> bool:
+    def finish(self, worker: int) -> int:
         """Registers that a worker has finished, so that no worker waits for it.
 
-        Returns whether the sum is complete now, so that `worker` must update the model by it.
+        Returns what `entered` does: the sum may be complete now.
         """
         if worker not in self.present:
-            return False
+            return 0
         self.rounds.remove(worker)
         if self.reserves:
             self.reserves.forget(self.present)
         self._state, decision = self.synchroniser.finish(self._state, worker, self._now())
         self._handle(decision)
-        return self._complete
+        return self._complete()
 
     def log(self, first: int, max_lines: int) -> list[PushLine]:
         """Returns pushes in order, and discards those before the first one."""
@@ -397,9 +422,10 @@ class Coordinator:
             self._log.popleft()
         return list(islice(self._log, max_lines))
 
-    @property
-    def _complete(self) -> bool:
-        return self._together is not None and {*self._together.aggregate} <= self._summed
+    def _complete(self) -> int:
+        if self._together is None or not {*self._together.aggregate} <= self._summed:
+            return 0
+        return 1 + sum(self._samples[worker] for worker in self._together.aggregate)
 
     def _handle(self, decision: SyncDecision) -> None:
         if decision.aggregate:

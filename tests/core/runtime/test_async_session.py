@@ -37,6 +37,7 @@ class ListServer:
         self.service = None
         self.ready = threading.Event()
         self.failed = False
+        self.scales = []
 
 
 class Servers:
@@ -65,9 +66,10 @@ class Servers:
             entered = self.server.sum if to_sum else self.server.model
             entered += self.gradient
 
-    def apply_sums(self):
+    def apply_sums(self, scale):
         with self.server.lock:
             self.server.model += self.server.sum
+            self.server.scales.append(scale)
             self.server.sum[:] = 0
 
     def waiting(self, what):

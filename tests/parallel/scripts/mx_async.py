@@ -104,8 +104,9 @@ def alone(x):
     trainer = gluon.Trainer(net.collect_params(), *MOMENTUM, kvstore=None)
     stream = SampleStream(SAMPLES, SEED)
     for begin in range(0, EPOCHS * SAMPLES, x):
-        backward(net, stream.take(begin, min(begin + x, EPOCHS * SAMPLES)))
-        trainer.step(x, ignore_stale_grad=True)
+        chosen = stream.take(begin, min(begin + x, EPOCHS * SAMPLES))
+        backward(net, chosen)
+        trainer.step(len(chosen), ignore_stale_grad=True)
     return weights(net)
 
 
