@@ -65,10 +65,6 @@ def chosen(request: pytest.FixtureRequest, name: str, **others: object) -> list[
     return list(dict.fromkeys(p[name] for p in found if others.items() <= p.items()))
 
 
-BOUND_SECONDS = 25
-"""Of an end after a fault: 15 are promised for the default silence; the machine may be busy."""
-
-
 @dataclass
 class Job:
     """What came of a launch."""

@@ -97,7 +97,7 @@ def test_a_neighbour_uses_what_is_asked_on_the_core_of_its_worker(script, tmp_pa
 
 
 def test_neighbours_share_the_quota_of_their_worker(script, tmp_path):
-    groups = throttle.open_quotas([0.5], 10_000)
+    groups = throttle.open_quotas([min(0.5, throttle.available_cores())], 10_000)
     if groups is None:
         pytest.skip("the cpu cgroup controller is not writable here: CPU quotas cannot be tested")
     groups.close()
