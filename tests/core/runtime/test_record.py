@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waits import HANG_SECONDS
 
 from lbbsp_core import Even, RunRecord, read_run
 from lbbsp_core.report.summary import summarise
@@ -219,7 +220,7 @@ def test_the_end_of_the_process_is_that_of_the_run(tmp_path: Path) -> None:
         for number, end in enumerate(ENDS)
     ]
     for process in processes:
-        process.wait(60)
+        process.wait(HANG_SECONDS)
     runs = [read_run(tmp_path / str(number)) for number in range(len(ENDS))]
     assert [[each.event for each in run.events] for run in runs] == list(ENDS.values())
     assert all(each.time >= (run.header.started or 0) for run in runs for each in run.events)

@@ -7,7 +7,8 @@ from itertools import chain, count
 
 import numpy as np
 import pytest
-from worker_threads import PATIENCE_SECONDS, Meeting, Threads, X, run, step
+from waits import HANG_SECONDS, until
+from worker_threads import Meeting, Threads, X, run, step
 
 from lbbsp_core import (
     Collectives,
@@ -430,7 +431,7 @@ def test_waits_inside_a_step_are_not_busy_time():
         step(session, collectives)
         if session.rank == 0:
             with session.excluded_wait():
-                released.wait(PATIENCE_SECONDS)
+                released.wait(HANG_SECONDS)
         else:
             released.set()
         row = session.before_allreduce()
@@ -536,27 +537,42 @@ def test_the_lag_grows_with_what_is_drawn_ahead_and_no_sample_is_lost(own_thread
     assert [found for _, found in results] == [lag, lag]
 
 
+class NotedLock:
+    """A lock that notes which threads have come to it."""
+
+    def __init__(self, lock):
+        self.lock, self.asked = lock, set()
+
+    def __enter__(self):
+        self.asked.add(threading.current_thread())
+        return self.lock.__enter__()
+
+    def __exit__(self, *error):
+        return self.lock.__exit__(*error)
+
+
 def test_another_thread_sees_a_step_that_is_over_only_after_its_barrier(own_threads):
     reached, let_go = threading.Event(), threading.Event()
     session = PipelinedSession(Threads(0, 1, Meeting(1)), X, SessionOptions(), framework="one")
+    lock = session._finishing = NotedLock(session._finishing)
     order = session.make_order(4 * X)
     next(session.epoch_steps(order))
 
     def summed():
         reached.set()
-        let_go.wait(PATIENCE_SECONDS)
+        let_go.wait(HANG_SECONDS)
 
     session.end_step(done, summed)
     own = threading.Thread(target=session.finish_barrier)
     own.start()
-    reached.wait(PATIENCE_SECONDS)
+    assert reached.wait(HANG_SECONDS)
     seen = []
     other = threading.Thread(target=lambda: seen.append(session.step))
     other.start()
-    other.join(0.3)
+    until(lambda: other in lock.asked or not other.is_alive())
     let_go.set()
     for thread in (own, other):
-        thread.join(PATIENCE_SECONDS)
+        thread.join(HANG_SECONDS)
     assert seen == [1]
 
 

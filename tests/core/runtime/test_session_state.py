@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waits import HANG_SECONDS
 
 from lbbsp_core import Balancer, Ema, GlobalOrder, LastValue, Limits, Profile
 from lbbsp_core.policy import FixedState
@@ -46,7 +47,7 @@ class Threads:
 
 def together(work, items):
     """Calls `work(collectives, item)` in a thread for each worker, and returns the results."""
-    slots, barrier = [None] * len(items), threading.Barrier(len(items), timeout=30)
+    slots, barrier = [None] * len(items), threading.Barrier(len(items), timeout=HANG_SECONDS)
     with ThreadPoolExecutor(len(items)) as pool:
         calls = [
             pool.submit(work, Threads(rank, slots, barrier), item)

@@ -4,11 +4,11 @@ import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from waits import HANG_SECONDS
 
 from lbbsp_core import SessionOptions, WorkerSession
 
 X = 12
-PATIENCE_SECONDS = 30.0
 
 
 class Meeting:
@@ -16,7 +16,7 @@ class Meeting:
 
     def __init__(self, workers):
         self.slots = [None] * workers
-        self.barrier = threading.Barrier(workers, timeout=PATIENCE_SECONDS)
+        self.barrier = threading.Barrier(workers, timeout=HANG_SECONDS)
 
     def gather(self, rank, value):
         self.slots[rank] = value
@@ -60,7 +60,7 @@ def run(worker, *, workers=2, make=WorkerSession, options=None):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_SECONDS)
+        thread.join(HANG_SECONDS)
     first = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
     if first or errors:
         raise (first or errors)[0]
