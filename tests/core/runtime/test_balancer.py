@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from lbbsp_core import (
     Cost,
     CostShape,
     DisagreementError,
-    Even,
     FixedShares,
     GlobalOrder,
     LastValue,
@@ -133,31 +131,16 @@ def test_no_busy_time_breaks_the_loop(first: float, second: float) -> None:
 # Convergence
 
 
-@pytest.mark.parametrize("costs", [speeds(10, 20, 30), speeds(100, 7, 55), speeds(1, 1, 1)])
-def test_constant_speeds_are_balanced_after_one_step(costs: list[Cost]) -> None:
-    balancers = team(3, 120, policy=EXACT)
+@pytest.mark.parametrize("shape", [Proportional(), Affine(8.0, 1.0)])
+@pytest.mark.parametrize("rates", [(10.0, 20.0, 30.0), (100.0, 7.0, 55.0), (1.0, 1.0, 1.0)])
+def test_constant_speeds_are_balanced_after_one_step(shape: Cost, rates: tuple[float, ...]) -> None:
+    """With the right shape the first measurement tells all, at any batch size."""
+    costs = [shape.at_speed(rate) for rate in rates]
+    balancers = team(3, 120, policy=EXACT, cost=shape)
     plans = run(balancers, costs, steps=6)
     best = BatchConstraints(120, (Limits(),) * 3).plan(costs)
     assert plans[0] == (40, 40, 40)
     assert plans[1:] == [best] * 5
-
-
-def test_by_default_within_min_gain_of_the_optimum() -> None:
-    costs = speeds(31, 29, 17, 23)
-    balancers = team(4, 1000)
-    sizes = run(balancers, costs, steps=5)[-1]
-    best = BatchConstraints(1000, (Limits(),) * 4).plan(costs)
-    assert slowest(costs, sizes) <= slowest(costs, best) / (1 - 0.02)
-
-
-def test_an_overhead_does_not_bend_the_speed() -> None:
-    """With the right shape the first measurement tells all, at any batch size."""
-    shape = Affine(8.0, 1.0)
-    costs = [shape.at_speed(speed) for speed in (10.0, 20.0, 50.0)]
-    balancers = team(3, 256, policy=EXACT, cost=shape)
-    plans = run(balancers, costs, steps=4)
-    best = BatchConstraints(256, (Limits(),) * 3).plan(costs)
-    assert plans[1:] == [best] * 3
 
 
 def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:
@@ -307,25 +290,6 @@ def test_any_profile_survives_its_introduction(steps: list[int], rises: list[flo
     run(balancers, speeds(1000, 900), steps=2)
 
 
-def test_a_profile_with_a_nearly_flat_piece_is_planned_for() -> None:
-    profile = Profile([1, 1024, 4096], [0.05, 0.05001, 0.19])
-    balancers = team(2, 4096, cost=profile, predictor=LastValue())
-    assert sum(run(balancers, speeds(1000, 900), steps=2)[-1]) == 4096
-
-
-def test_epochs_of_one_full_step_are_said_to_stay_even(caplog: pytest.LogCaptureFixture) -> None:
-    make_order(16, 8, workers=2)
-    assert not caplog.records
-    make_order(12, 8, workers=2)
-    assert "12 samples has one full step of 8" in caplog.text
-
-
-def test_a_short_last_step_is_dropped_on_request(caplog: pytest.LogCaptureFixture) -> None:
-    assert make_order(22, 8, workers=2).steps_per_epoch == 3
-    assert make_order(22, 8, workers=2, drop_last=True).steps_per_epoch == 2
-    assert not caplog.records
-
-
 def test_a_profile_brings_the_end_of_its_memory() -> None:
     profile = Profile([8, 16], [0.1, 0.2], out_of_memory_at=21)
     _, large = team(2, 60, limits=[Limits(2), Limits(2, 50)], policy=EXACT)
@@ -343,12 +307,6 @@ def test_a_profile_brings_the_end_of_its_memory() -> None:
     assert set(run([small, large], speeds(1000, 10), steps=6)) == {(20, 40)}
     small.set_peers(peer_info)  # a second fit changes nothing
     assert plan([small, large]) == (20, 40)
-
-
-def test_memories_that_cannot_hold_the_global_batch() -> None:
-    balancer = Balancer(rank=0, workers=2, global_batch_size=60, cost=Profile([8], [0.1], 20))
-    with pytest.raises(ValueError, match="38"):
-        balancer.set_peers([balancer.static_info()] * 2)
 
 
 def test_a_shape_that_no_peer_knows_is_refused() -> None:
@@ -515,16 +473,6 @@ def test_a_short_step_keeps_granularity_and_parts(
     assert plan(balancers) == expected
 
 
-def test_a_short_step_with_fewer_samples_than_parts_is_dropped(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert make_order(24 + 6, 12, workers=3, parts=2).steps_per_epoch == 3
-    assert make_order(24 + 5, 12, workers=3, parts=2).steps_per_epoch == 2
-    assert "than the 3 workers times 2 parts of a batch" in caplog.text
-    with pytest.raises(ValueError, match=r"at least workers \* minimum = 15, got 12"):
-        team(3, 12, bounds=BatchBounds(parts=5))
-
-
 @given(st.integers(2, 5), st.integers(0, 40), st.lists(st.floats(0.1, 10), min_size=5, max_size=5))
 def test_short_steps_are_legal(workers: int, rest: int, busy: list[float]) -> None:
     total = 41
@@ -540,17 +488,30 @@ def test_short_steps_are_legal(workers: int, rest: int, busy: list[float]) -> No
     assert sum(plan(balancers, 2)) == total
 
 
-def test_fewer_samples_than_workers_are_dropped_with_one_warning(
+@pytest.mark.parametrize(
+    ("samples", "total", "options", "steps", "notice"),
+    [
+        (16, 8, {"workers": 2}, 2, ""),
+        (12, 8, {"workers": 2}, 2, "12 samples has one full step of 8"),
+        (22, 8, {"workers": 2}, 3, ""),
+        (22, 8, {"workers": 2, "drop_last": True}, 2, ""),
+        (43, 20, {"workers": 4}, 2, "3 of 43 samples are dropped in each epoch"),
+        (44, 20, {"workers": 4}, 3, ""),
+        (30, 12, {"workers": 3, "parts": 2}, 3, ""),
+        (29, 12, {"workers": 3, "parts": 2}, 2, "than the 3 workers times 2 parts of a batch"),
+    ],
+)
+def test_a_last_step_is_short_or_dropped(
+    samples: int,
+    total: int,
+    options: dict[str, Any],
+    steps: int,
+    notice: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert make_order(43, 20, workers=4).steps_per_epoch == 2
-    assert len(caplog.records) == 1
-    assert caplog.messages[0].startswith("3 of 43 samples are dropped in each epoch")
-    caplog.clear()
-    assert make_order(44, 20, workers=4).steps_per_epoch == 3
-    assert make_order(40, 20, workers=4).steps_per_epoch == 2
-    assert not caplog.records
+    assert make_order(samples, total, **options).steps_per_epoch == steps
+    assert len(caplog.records) == bool(notice)
+    assert notice in caplog.text
 
 
 def test_drawing_needs_an_order() -> None:
@@ -614,15 +575,6 @@ def test_one_worker_alone_draws_any_step() -> None:
 # Options
 
 
-def test_limits_and_granularity_are_kept() -> None:
-    limits = [Limits(8), Limits(8, 48), Limits(16)]
-    balancers = team(3, 128, limits=limits, granularity=8, policy=EXACT)
-    plans = run(balancers, speeds(1, 100, 10), steps=4)
-    for sizes in plans:
-        check_plan(sizes, balancers[0].constraints)
-    assert plans[-1] == (8, 48, 72)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -631,6 +583,7 @@ def test_limits_and_granularity_are_kept() -> None:
         ({"limits": Limits(1, 19)}, r"sum of maxima = 57, got 60: lower the global batch size"),
         ({"limits": [Limits()] * 2}, r"one for each of the 3 workers, got 2"),
         ({"granularity": 32}, r"granularity = 32.*lower granularity, widen the Limits"),
+        ({"total": 12, "bounds": BatchBounds(parts=5)}, r"workers \* minimum = 15, got 12"),
         ({"granularity": 0}, r"granularity must be .* >= 1, got 0"),
         ({"policy": FixedShares((1.0, 2.0))}, r"one value for each of the 3 workers, got 2"),
     ],
@@ -644,11 +597,6 @@ def test_options_without_a_plan_name_value_and_cure(options: dict[str, Any], mes
 def test_a_rank_that_is_no_worker(rank: int, workers: int) -> None:
     with pytest.raises(ValueError, match=rf"rank must be in \[0, {workers}\), got {rank}"):
         Balancer(rank=rank, workers=workers, global_batch_size=60)
-
-
-def test_even_stays_even() -> None:
-    balancers = team(3, 60, policy=Even())
-    assert run(balancers, speeds(1, 2, 3), steps=4) == [(20, 20, 20)] * 4
 
 
 # The record

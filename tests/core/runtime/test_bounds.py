@@ -20,7 +20,7 @@ def run(steps: int = 6) -> list[Balancer]:
         Balancer(
             rank=rank,
             workers=3,
-            global_batch_size=96,
+            global_batch_size=104,
             policy=LoadBalanced(min_gain=0.0),
             predictor=LastValue(),
             cost=profile if rank == 2 else None,
@@ -40,7 +40,7 @@ def test_the_trace_says_what_each_bound_does() -> None:
     assert [each.minimum for each in trace["parts"].limits] == [2, 2, 2]
     assert [each.maximum for each in trace["memory"].limits] == [None, None, 40]
     assert [each.granularity for each in trace.values()] == [1, 1, 8, 8]
-    assert [each.maximum for each in trace["default_maximum"].limits] == [64, 64, 40]
+    assert [each.maximum for each in trace["default_maximum"].limits] == [72, 72, 40], "twice 35"
 
 
 @pytest.mark.parametrize("bound", [*bounds.FIXED, *bounds.MOVING], ids=lambda each: each.__name__)
@@ -52,5 +52,5 @@ def test_the_loop_runs_without_each_of_them(
         chain = tuple(each for each in getattr(bounds, name) if each is not bound)
         monkeypatch.setattr(bounds, name, chain)
     made = run()
-    assert sum(made[0].latest_plan[0]) == sum(whole) == 96
+    assert sum(made[0].latest_plan[0]) == sum(whole) == 104
     assert {each.latest_plan[0] for each in made} == {made[0].latest_plan[0]}

@@ -159,31 +159,6 @@ def test_a_worker_that_is_twice_as_fast_gives_no_notice(monkeypatch, said):
     assert not said("largest batch")
 
 
-def test_given_limits_lift_the_cap(monkeypatch, said):
-    workers = sessions(limits=Limits(1, 96))
-    assert train(workers, [FAST, SLOW, SLOW], 60, monkeypatch) == (80, 8, 8)
-    assert not said("largest batch")
-
-
-def test_a_profile_with_a_memory_limit_lifts_the_cap_of_its_worker_alone():
-    profile = Profile([8, 16], [0.008, 0.016], out_of_memory_at=81)
-    balancers = [
-        Balancer(
-            rank=rank,
-            workers=4,
-            global_batch_size=96,
-            bounds=BatchBounds(default_maximum=True),
-            cost=profile if rank == 1 else None,
-        )
-        for rank in range(4)
-    ]
-    for _ in range(2):  # every fit begins with a handshake
-        for balancer in balancers:
-            balancer.set_peers([each.static_info() for each in balancers])
-    for balancer in balancers:
-        assert [each.maximum for each in balancer.constraints.limits] == [48, 80, 48, 48]
-
-
 bounds = st.builds(
     lambda minimum, extra: Limits(minimum, None if extra is None else minimum + extra),
     st.integers(1, 4),
@@ -262,8 +237,15 @@ def test_small_memories_raise_the_cap_of_the_others():
         assert [one.maximum for one in each.constraints.limits] == [4, 36, 4, 4, 36, 4, 4, 4]
         assert each.default_maximum == 36
         assert each.sizes(0) == (4, 36, 4, 4, 36, 4, 4, 4)
-    for each in with_memory(4, None, 4, None):  # 88 within the usual maximum
-        assert [one.maximum for one in each.constraints.limits] == [4, 48, 4, 48]
+    for memories, maxima in [
+        ((4, None, 4, None), [4, 48, 4, 48]),  # 88 within the usual maximum
+        ((None, 80, None, None), [48, 80, 48, 48]),  # which a known memory may exceed
+    ]:
+        made = with_memory(*memories)
+        rows = [each.static_info() for each in made]
+        for each in made:
+            each.set_peers(rows)  # every fit begins with a handshake
+            assert [one.maximum for one in each.constraints.limits] == maxima
     with pytest.raises(ValueError, match="must be at most the sum of maxima = 20"):
         with_memory(4, 4, 4, 4, 4)
 
@@ -313,15 +295,6 @@ def test_asynchronous_workers_have_the_same_cap(options, maximum):
     assert [limits.maximum for limits in session.constraints.limits] == [maximum] * WORKERS
 
 
-def test_a_balancer_of_simulations_has_no_cap_and_no_bounds():
-    balancers = [Balancer(rank=rank, workers=3, global_batch_size=96) for rank in range(3)]
-    for _ in range(10):
-        busy = [1e-6 * x / speed for x, speed in zip(balancers[0].sizes(balancers[0].step),
-                                                     (10, 1, 1), strict=True)]  # fmt: skip
-        exchange_in_process(balancers, busy)
-    assert balancers[0].sizes(10) == (80, 8, 8)
-
-
 def test_many_small_samples_may_have_the_work_of_the_cap():
     balancers = [
         Balancer(
@@ -340,28 +313,24 @@ def test_many_small_samples_may_have_the_work_of_the_cap():
         assert balancer.sizes(0) == (10, 1, 1)
 
 
-def test_workers_compare_the_threshold_of_short_steps(monkeypatch):
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        ({"short_step_seconds": 0.05}, {"short_step_seconds": 0.02}),
+        ({}, {"limits": 64}),  # those of the default maximum, which a profile lifts later
+    ],
+)
+def test_workers_compare_what_bounds_their_batches(first, other, monkeypatch):
     compared = []
     monkeypatch.setattr(handshake, "compare", lambda collectives, facts: compared.append(facts))
-    for seconds in (0.05, 0.05, 0.02):
-        sessions(1, short_step_seconds=seconds)
-    first, same, other = compared
-    assert first == same
-    assert {name for name in first if first[name] != other[name]} == {
+    for options in (first, first, other):
+        chosen = SessionOptions(drivers=(), **options)
+        WorkerSession(Same(0, WORKERS), X, chosen, framework="none").start({})
+    before, same, after = compared
+    assert before == same
+    assert {name for name in before if before[name] != after[name]} == {
         "limits, granularity and policy"
     }
-
-
-def test_workers_compare_whether_limits_are_given(monkeypatch):
-    """The limits may be those of the default maximum, which a profile lifts later."""
-    compared = []
-    monkeypatch.setattr(handshake, "compare", lambda collectives, facts: compared.append(facts))
-    for limits in (None, 64):
-        WorkerSession(
-            Same(0, WORKERS), X, SessionOptions(limits=limits, drivers=()), framework="none"
-        ).start({})
-    first, other = compared
-    assert first["limits, granularity and policy"] != other["limits, granularity and policy"]
 
 
 # Short steps
@@ -458,11 +427,6 @@ def test_a_worker_is_named_after_consecutive_plans_at_the_maximum_only(said):
     assert text.startswith("worker 0 has had 64 samples in each of 20 steps")
 
 
-def test_a_session_rounds_the_cap_up_to_the_granularity():
-    workers = sessions(total=100, granularity=8)
-    assert [each.maximum for each in workers[0].balancer.constraints.limits] == [72] * 3
-
-
 def test_very_short_steps_are_not_said_to_take_no_time(monkeypatch, said):
     workers = sessions(short_step_seconds=0.05)
     train(workers, [Affine(3e-4, 1e-7)] * 3, SHORT_STEPS + 2, monkeypatch)
@@ -480,13 +444,6 @@ def test_no_bounds_are_reported_where_there_are_none(options, monkeypatch, said)
     sizes = train(workers, costs, SHORT_STEPS + 2, monkeypatch)
     assert not said("too short")
     assert (sizes[0] > 44) == ("policy" not in options)
-
-
-def test_long_steps_are_neither_bounded_nor_reported(monkeypatch, said):
-    workers = sessions()
-    costs = [Affine(0.001, 2e-3), Affine(0.001, 4e-3), Affine(0.001, 4e-3)]
-    assert train(workers, costs, SHORT_STEPS + 2, monkeypatch)[0] in range(46, 51)
-    assert not said("too short")
 
 
 def test_a_negative_threshold_is_an_error():

@@ -266,15 +266,6 @@ def test_batches_that_are_drawn_keep_their_granularity() -> None:
     assert balancer.sizes(3) == (52, 48), "a short step"
 
 
-def test_the_default_maximum_is_a_multiple_of_the_granularity() -> None:
-    """Else no batch would ever have it, and no notice say what it costs."""
-    bounds = BatchBounds(granularity=8, default_maximum=True)
-    made = Balancer(rank=0, workers=10, global_batch_size=1024, bounds=bounds)
-    assert made.default_maximum == 206
-    made.set_peers([made.static_info()] * 10)
-    assert made.default_maximum == 208
-
-
 # Retraces
 
 
