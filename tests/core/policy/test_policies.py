@@ -330,15 +330,6 @@ def lose(state: State, constraints: BatchConstraints, observation: Observation) 
     return (first - 1, *rest)
 
 
-def ignore_limits(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
-    others = (1,) * (constraints.workers - 1)
-    return (constraints.global_batch_size - len(others), *others)
-
-
-def float_sizes(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
-    return tuple(float(size) for size in state.sizes)
-
-
 def remember(state: State, constraints: BatchConstraints, observation: Observation) -> Any:
     state.memory.append(observation.step)
     return state.sizes
@@ -414,8 +405,6 @@ def test_narrower_limits_are_kept_between_decisions_and_without_predictions() ->
     ("broken", "message"),
     [
         (Broken(lose), "must sum to 64"),
-        (Broken(ignore_limits), "must keep Limits"),
-        (Broken(float_sizes), "must be a tuple of Python's int"),
         (Broken(remember), "update changed the state"),
         (Broken(dice), "must decide the same"),
         (Broken(alternate, is_static=True), "changes its sizes from .*: is_static must be False"),
@@ -444,6 +433,7 @@ def test_the_contract_finds_who_trusts_in_costs() -> None:
         ((0, 8, 16), r"must keep Limits\(minimum=1"),
         ((8, 0, 16), "must keep"),
         ([8, 8, 8], "must be a tuple"),
+        ((8.0, 8.0, 8.0), "must be a tuple of Python's int"),
     ],
 )
 def test_check_plan(sizes: Any, message: str) -> None:

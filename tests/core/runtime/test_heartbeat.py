@@ -281,7 +281,9 @@ def test_the_thread_ends_the_process_and_says_why(short_beats):
         given.append((*arguments, linger_seconds))
 
     names = ["a:1", "b:1", "c:1"]
-    Heartbeat(View(rows, 1), 1, 3, CurrentActivity(), names=names, end=end).start()
+    heartbeat = Heartbeat(View(rows, 1), 1, 3, CurrentActivity(), names=names, end=end)
+    heartbeat.start()
     until(lambda: given)
+    heartbeat.stop()
     says = "lbbsp: c:1 has given no sign of life for 10 s; with its last one it was between steps"
     assert given == [(1, f"{says}, before step 9; b:1 ends", 0)]
