@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from lbbsp_core.runtime.record.record import (
     PREEMPTED,
     PUSH_INTEGERS,
     REQUESTED,
+    Line,
     PushLine,
     Run,
     RunHeader,
@@ -56,10 +58,16 @@ PUSH = PushLine(
 )
 
 
-def write(path: Path, steps: int = 3) -> None:
-    record = RunRecord(path, HEADER)
-    for step in range(steps):
-        record.write(replace(STEP, step=step))
+def steps(*numbers: int, **changes: Any) -> list[StepLine]:
+    """Lines of steps."""
+    return [replace(STEP, step=number, **changes) for number in numbers]
+
+
+def write(path: Path, lines: Iterable[Line], header: RunHeader = HEADER) -> None:
+    """Writes the record of a run, or of a further start of it."""
+    record = RunRecord(path, header)
+    for line in lines:
+        record.write(line)
     record.close()
 
 
@@ -79,11 +87,9 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_the_lines_as_other_programs_read_them(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path / "run.jsonl", HEADER)
-    for line in (STEP, replace(STEP, step=1, excluded=(1,), short=True), PUSH):
-        record.write(line)
-    record.close()
-    header, first, second, push = map(json.loads, record.path.read_text().splitlines())
+    path = tmp_path / "run.jsonl"
+    write(path, [STEP, replace(STEP, step=1, excluded=(1,), short=True), PUSH])
+    header, first, second, push = map(json.loads, path.read_text().splitlines())
     assert header == {
         "schema": 2,
         "framework": "none",
@@ -134,9 +140,7 @@ def test_the_header_of_a_run(tmp_path: Path) -> None:
 def test_times_hosts_and_devices_are_read_back(tmp_path: Path) -> None:
     header = replace(HEADER, started=1.5e9, hosts=("a", "b"), devices=("cpu", "GPU:0"))
     line = replace(STEP, time=1.5e9 + 0.25)
-    record = open_record(tmp_path, header)
-    record.write(line)
-    record.close()
+    write(tmp_path / "run.jsonl", [line], header)
     assert read_run(tmp_path) == Run(header, [line])
 
 
@@ -157,8 +161,8 @@ def test_the_file_is_whole_after_every_line(tmp_path: Path) -> None:
 
 
 def test_another_run_in_the_same_folder_counts_from_its_first_step(tmp_path: Path) -> None:
-    write(tmp_path / "run.jsonl", steps=5)
-    write(tmp_path / "run.jsonl", steps=2)
+    write(tmp_path / "run.jsonl", steps(*range(5)))
+    write(tmp_path / "run.jsonl", steps(*range(2)))
     run = read_run(tmp_path)
     assert [line.step for line in run.steps] == [0, 1]
     assert run.starts == 2
@@ -166,11 +170,8 @@ def test_another_run_in_the_same_folder_counts_from_its_first_step(tmp_path: Pat
 
 
 def test_after_a_restart_the_last_attempt_of_a_step_counts(tmp_path: Path) -> None:
-    write(tmp_path / "run.jsonl", steps=5)
-    record = RunRecord(tmp_path / "run.jsonl", replace(HEADER, lag=2))
-    for step in (3, 4, 5):
-        record.write(replace(STEP, step=step, wall_seconds=9.0))
-    record.close()
+    write(tmp_path / "run.jsonl", steps(*range(5)))
+    write(tmp_path / "run.jsonl", steps(3, 4, 5, wall_seconds=9.0), replace(HEADER, lag=2))
     run = read_run(tmp_path)
     assert [line.step for line in run.steps] == [0, 1, 2, 3, 4, 5]
     assert [line.wall_seconds for line in run.steps] == [0.3] * 3 + [9.0] * 3
@@ -180,12 +181,10 @@ def test_after_a_restart_the_last_attempt_of_a_step_counts(tmp_path: Path) -> No
 
 def test_stops_are_the_ends_of_attempts(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    write(path, steps=5)
+    write(path, steps(*range(5)))
     assert read_run(path).stops == ()
     for step, stop in ((4, PREEMPTED), (7, REQUESTED)):
-        record = RunRecord(path, HEADER)
-        record.write(replace(STEP, step=step, stop=stop))
-        record.close()
+        write(path, steps(step, stop=stop))
     assert read_run(path).stops == ((4, None), (4, PREEMPTED), (7, REQUESTED))
     assert [line.stop for line in read_run(path).steps] == [None] * 4 + [PREEMPTED, REQUESTED]
     assert '"stop"' not in path.read_text().splitlines()[1], "left out where nothing stopped"
@@ -241,10 +240,8 @@ def test_events_are_those_since_the_last_start(tmp_path: Path) -> None:
 
 def test_repeated_pushes_count_once(tmp_path: Path) -> None:
     for first in (0, 2):
-        record = RunRecord(tmp_path / "run.jsonl", HEADER)
-        for push in range(first, 4):
-            record.write(replace(PUSH, push=push, lead=first))
-        record.close()
+        pushes = [replace(PUSH, push=push, lead=first) for push in range(first, 4)]
+        write(tmp_path / "run.jsonl", pushes)
     assert [(line.push, line.lead) for line in read_run(tmp_path).pushes] == [
         (0, 0), (1, 0), (2, 2), (3, 2),
     ]  # fmt: skip
@@ -252,11 +249,9 @@ def test_repeated_pushes_count_once(tmp_path: Path) -> None:
 
 def test_a_restart_ends_the_line_that_was_being_written(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    write(path, steps=3)
+    write(path, steps(*range(3)))
     path.write_bytes(path.read_bytes()[:-9])
-    record = RunRecord(path, HEADER)
-    record.write(replace(STEP, step=2))
-    record.close()
+    write(path, steps(2))
     assert [line.step for line in read_run(path).steps] == [0, 1, 2]
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:2], lines[1][:-9], *lines[2:]]))
@@ -265,12 +260,9 @@ def test_a_restart_ends_the_line_that_was_being_written(tmp_path: Path) -> None:
 
 
 def test_a_restart_with_other_workers(tmp_path: Path) -> None:
-    write(tmp_path / "run.jsonl", steps=4)
-    record = RunRecord(tmp_path / "run.jsonl", replace(HEADER, workers=1))
-    alone = replace(STEP, sizes=(12,), busy_seconds=(0.2,), predicted_seconds=(None,))
-    for step in (2, 3, 4, 5):
-        record.write(replace(alone, step=step))
-    record.close()
+    write(tmp_path / "run.jsonl", steps(*range(4)))
+    alone = steps(2, 3, 4, 5, sizes=(12,), busy_seconds=(0.2,), predicted_seconds=(None,))
+    write(tmp_path / "run.jsonl", alone, replace(HEADER, workers=1))
     run = read_run(tmp_path)
     assert [len(line.sizes) for line in run.steps] == [2, 2, 1, 1, 1, 1]
     assert [line.step for line in run.with_same_workers()] == [2, 3, 4, 5]
@@ -301,7 +293,7 @@ def test_a_record_that_cannot_be_written_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     path = unwritable(tmp_path, how)
-    write(path, steps=3)
+    write(path, steps(*range(3)))
     [message] = caplog.messages
     assert f"the run record {path} cannot be written" in message
     assert "the training continues without it" in message
@@ -333,7 +325,7 @@ def test_a_disk_that_fills_up_leaves_the_lines_before(
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, data[:5]))
-    write(tmp_path / "run.jsonl", steps=2)
+    write(tmp_path / "run.jsonl", steps(*range(2)))
     assert len(read_run(tmp_path).steps) == 2
 
 
@@ -348,7 +340,7 @@ def test_a_folder_that_vanishes(tmp_path: Path, caplog: pytest.LogCaptureFixture
 def test_the_umask_is_respected(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        write(tmp_path / "run.jsonl")
+        write(tmp_path / "run.jsonl", [STEP])
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "run.jsonl").stat().st_mode) == 0o640
@@ -359,7 +351,7 @@ def test_a_run_cut_off_anywhere_reads_up_to_there(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ) -> None:
     path = tmp_path_factory.mktemp("run") / "run.jsonl"
-    write(path, steps=3)
+    write(path, steps(*range(3)))
     whole = path.read_text()
     text = whole[: min(cut, len(whole))]
     path.write_text(text)
@@ -375,7 +367,7 @@ def test_a_run_cut_off_anywhere_reads_up_to_there(
 @pytest.mark.parametrize("torn", [1, 2, 3])
 def test_a_torn_line_elsewhere_is_named(tmp_path: Path, torn: int) -> None:
     path = tmp_path / "run.jsonl"
-    write(path)
+    write(path, steps(0, 1, 2))
     lines = path.read_text().splitlines()
     lines[torn - 1] = lines[torn - 1][:-5]
     path.write_text("\n".join(lines) + "\n")
@@ -383,25 +375,21 @@ def test_a_torn_line_elsewhere_is_named(tmp_path: Path, torn: int) -> None:
         read_run(path)
 
 
-def test_an_empty_file(tmp_path: Path) -> None:
+SCHEMAS = [{"schema": 3}, {}, {"schema": "2"}, {"schema": True}, [2], 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"run\.jsonl is empty: the run has not started"),
+        ('{"schema": 1, "workers": 2}\n', r"older lbbsp \(schema 1\): record the run again"),
+        *((f"{json.dumps(each)}\n", "line 1: schema must be 2, got") for each in SCHEMAS),
+    ],
+)
+def test_a_file_that_is_no_record_of_this_version(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "run.jsonl"
-    path.touch()
-    with pytest.raises(ValueError, match=r"run\.jsonl is empty: the run has not started"):
-        read_run(path)
-
-
-@pytest.mark.parametrize("header", [{"schema": 3}, {}, {"schema": "2"}, {"schema": True}, [2], 5])
-def test_another_schema(tmp_path: Path, header: Any) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_text(json.dumps(header) + "\n")
-    with pytest.raises(ValueError, match=r"run\.jsonl line 1: schema must be 2, got"):
-        read_run(path)
-
-
-def test_a_record_of_schema_1(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_text('{"schema": 1, "workers": 2}\n')
-    with pytest.raises(ValueError, match=r"older lbbsp \(schema 1\): record the run again"):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
         read_run(path)
 
 
@@ -441,25 +429,21 @@ def test_a_record_of_schema_1(tmp_path: Path) -> None:
 def test_errors_name_file_line_and_key(
     tmp_path: Path, line: int, changes: dict[str, Any], words: str
 ) -> None:
-    record = RunRecord(tmp_path / "run.jsonl", HEADER)
-    record.write(STEP)
-    record.write(PUSH)
-    record.close()
-    lines = [json.loads(text) for text in record.path.read_text().splitlines()]
+    path = tmp_path / "run.jsonl"
+    write(path, [STEP, PUSH])
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
     for key, value in changes.items():
         if value is None:
             del lines[line - 1][key]
         else:
             lines[line - 1][key] = value
-    record.path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     with pytest.raises(ValueError, match=r"run\.jsonl " + words):
         read_run(tmp_path)
 
 
 def test_whole_numbers_are_seconds_too(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path / "run.jsonl", HEADER)
-    record.write(replace(STEP, wall_seconds=1))
-    record.close()
+    write(tmp_path / "run.jsonl", steps(0, wall_seconds=1))
     assert type(read_run(tmp_path).steps[0].wall_seconds) is float
 
 
@@ -478,17 +462,12 @@ def test_steady_state_is_the_last_half_without_odd_steps(tmp_path: Path) -> None
 
 
 def test_a_run_of_odd_steps_only_has_a_last_half_too(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path / "run.jsonl", HEADER)
-    for step in range(4):
-        record.write(replace(STEP, step=step, excluded=(0, 1)))
-    record.close()
+    write(tmp_path / "run.jsonl", steps(*range(4), excluded=(0, 1)))
     assert [line.step for line in read_run(tmp_path).last_half()] == [2, 3]
 
 
 def test_pushes_are_read_back_apart_from_steps(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path / "run.jsonl", replace(HEADER, workers=3))
-    record.write(PUSH)
-    record.close()
+    write(tmp_path / "run.jsonl", [PUSH], replace(HEADER, workers=3))
     run = read_run(tmp_path)
     assert run.pushes == [PUSH]
     assert run.steps == []

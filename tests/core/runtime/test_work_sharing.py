@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from waits import HANG_SECONDS
 from worker_threads import run, step
 
 from lbbsp_core import DisagreementError, FixedShares, SessionOptions, WorkerSession, read_run
@@ -63,7 +64,8 @@ class Clocks:
     def add(self, number, size, rank, now):
         self.reach(rank, (number, now[0]))
         with self.changed:
-            assert self.changed.wait_for(lambda: self.times[rank] <= self.times[1 - rank], 10)
+            is_next = lambda: self.times[rank] <= self.times[1 - rank]  # noqa: E731
+            assert self.changed.wait_for(is_next, HANG_SECONDS)
             before = self.counts[number]
             self.counts[number] += size
         now[0] += self.claim_seconds[rank]
