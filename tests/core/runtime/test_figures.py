@@ -38,10 +38,6 @@ def line(step, sizes, speeds=SPEEDS, overhead=0.0, **changes):
     return replace(made, **changes)
 
 
-def test_a_balanced_step_waits_for_the_communication_only():
-    assert figures_of([line(0, (16, 8, 4))]) == pytest.approx((0, 1 / 5, (1 + 7) / 5, 0))
-
-
 def test_hidden_communication_is_beside_what_is_not_hidden():
     # Steps of 5 and 9 s: 1 and 5 s of communication are not hidden, 3 and 0 s are.
     steps = [
@@ -60,11 +56,6 @@ def test_little_hidden_communication_is_not_shown():
     assert not figures_of([line(0, (16, 8, 4), hidden_seconds=0.04)]).hides
     alone = figures_of([line(0, (16, 8, 4), wall_seconds=4.0)])
     assert (alone.hidden_part, alone.hides) == (0.0, False)
-
-
-def test_even_batches_make_others_wait():
-    found = figures_of([line(0, (4, 4, 4), even_seconds=4.0)])
-    assert found == pytest.approx(((3 + 2 + 0) / (3 * 5), (4 + 3 + 1) / (3 * 5), 1, 0))
 
 
 def test_several_steps_are_ratios_of_sums():

@@ -478,36 +478,6 @@ def test_a_session_continues_from_what_all_workers_have_saved():
     assert run(worker, options=fixed) == [(True, True)] * 2
 
 
-def test_a_session_continues_where_another_has_stopped():
-    def whole(session, collectives):
-        session.use_order(session.make_order(6 * X, seed=2))
-        session.start({})
-        drawn = []
-        for number in range(6):
-            drawn += session.local_indices(number).tolist()
-            step(session, collectives)
-        return drawn
-
-    def broken(session, collectives):
-        order = session.make_order(6 * X, seed=2)
-        session.use_order(order)
-        session.start({})
-        drawn = []
-        for number in range(3):
-            drawn += session.local_indices(number).tolist()
-            step(session, collectives)
-        state = session.balancer.state()
-        second = WorkerSession(collectives, X, session.options, framework="threads")
-        second.restore(state)
-        second.start({})
-        for number in range(3, 6):
-            drawn += second.local_indices(number).tolist()
-            step(second, collectives)
-        return drawn
-
-    assert run(whole, options=fixed) == run(broken, options=fixed)
-
-
 # --- the pipelined mode ---------------------------------------------------------------------------
 
 

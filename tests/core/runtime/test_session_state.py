@@ -64,13 +64,13 @@ def gathered(balancers):
     return json.loads(texts[0]), states[-1][1]
 
 
-def job(workers=2, **options):
+def job(workers=2, total=X, **options):
     balancers = [
-        Balancer(rank=rank, workers=workers, global_batch_size=X, **options)
+        Balancer(rank=rank, workers=workers, global_batch_size=total, **options)
         for rank in range(workers)
     ]
     for one in balancers:
-        one.use_order(GlobalOrder(10 * X, X, seed=3))
+        one.use_order(GlobalOrder(10 * total, total, seed=3))
     return balancers
 
 
@@ -106,20 +106,13 @@ def test_a_job_continues_from_a_saved_state_as_if_unbroken(options):
 
 def short_job(workers=2, threshold=20.0):
     """A job whose steps are short for this threshold."""
-    balancers = [
-        Balancer(
-            rank=rank,
-            workers=workers,
-            global_batch_size=960,
-            policy=POLICIES.build("lbbsp:min_gain=0"),
-            predictor=LastValue(),
-            bounds=BatchBounds(short_step_seconds=threshold),
-        )
-        for rank in range(workers)
-    ]
-    for one in balancers:
-        one.use_order(GlobalOrder(9600, 960, seed=3))
-    return balancers
+    return job(
+        workers,
+        960,
+        policy=POLICIES.build("lbbsp:min_gain=0"),
+        predictor=LastValue(),
+        bounds=BatchBounds(short_step_seconds=threshold),
+    )
 
 
 def test_the_bounds_of_short_steps_continue_as_if_unbroken():
@@ -232,12 +225,7 @@ def test_plans_that_memory_limits_have_allowed_stay_before_the_handshake_and_wit
         if not memory_first:
             meet(balancers)
         assert {one.sizes(3) for one in balancers} == {plan}
-    without = [
-        Balancer(
-            rank=rank, workers=4, global_batch_size=100, bounds=BatchBounds(default_maximum=True)
-        )
-        for rank in range(4)
-    ]
+    without = job(4, 100, bounds=BatchBounds(default_maximum=True))
     for one in without:
         one.restore(state)
     meet(without)
