@@ -82,7 +82,8 @@ def test_every_sample_is_drawn_once_an_epoch_and_pushed(runs, name):
     for rank, result in enumerate(results):
         mine = [line for line in pushes if line.worker == rank]
         assert sum(line.samples for line in mine) == len(result["drawn"])
-        assert [line.iteration for line in mine] == list(range(result["ends"]))
+        steps = [line.iteration for line in mine if line.samples]  # others took part without any
+        assert steps == list(range(result["ends"]))
     assert [line.push for line in pushes] == list(range(len(pushes)))
     times = [line.seconds for line in pushes]
     assert times == sorted(times)
