@@ -89,7 +89,7 @@ def reports_of(script: str, expected: int, seconds: float, **options) -> dict[in
 def test_a_neighbour_uses_what_is_asked_on_the_core_of_its_worker(script, tmp_path):
     schedules = [[Phase(0.05, (0.6,)), Phase(0.05, (0.2,))]]
     (report,) = reports_of(script, 1, 1.0, contention=schedules).values()
-    core = own_cores(1)
+    core = own_cores(1) or sorted(os.sched_getaffinity(0))  # there is none in a quota below a core
     assert report["cores"] == [core, core]
     assert report["threads"] == "1"
     assert report["used"] <= 0.4 * report["elapsed"] + 0.15  # for a cycle and parts of phases
