@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lbbsp_core import Balancer, LastValue, LoadBalanced, Profile
+from lbbsp_core import Balancer, BatchConstraints, LastValue, Limits, LoadBalanced, Profile
+from lbbsp_core.runtime.exchange.protocol import LINE, PeerInfo
 from lbbsp_core.runtime.loop import bounds
-from lbbsp_core.runtime.loop.bounds import BatchBounds
+from lbbsp_core.runtime.loop.bounds import BatchBounds, Situation
 from lbbsp_core.testing import exchange_in_process
 
 
@@ -41,6 +42,15 @@ def test_the_trace_says_what_each_bound_does() -> None:
     assert [each.maximum for each in trace["memory"].limits] == [None, None, 40]
     assert [each.granularity for each in trace.values()] == [1, 1, 8, 8]
     assert [each.maximum for each in trace["default_maximum"].limits] == [72, 72, 40], "twice 35"
+
+
+@pytest.mark.parametrize(("given", "most"), [(None, 20), (12, 12), (30, 20)])
+def test_of_a_given_maximum_and_a_known_memory_the_smaller_one_counts(
+    given: int | None, most: int
+) -> None:
+    constraints = BatchConstraints(8, (Limits(1, given),))
+    now = Situation(LoadBalanced(), (PeerInfo(LINE, max_batch=20),), True, BatchBounds())
+    assert bounds.memory(constraints, now).limits == (Limits(1, most),)
 
 
 @pytest.mark.parametrize("bound", [*bounds.FIXED, *bounds.MOVING], ids=lambda each: each.__name__)
