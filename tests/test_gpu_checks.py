@@ -3,8 +3,11 @@
 import argparse
 import importlib.util
 import multiprocessing
+import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import gpu_checks
@@ -100,3 +103,20 @@ def test_without_a_driver_the_resources_are_not_available(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     gpu_checks.check_resources(argparse.Namespace(scale=SCALE))
     assert "not available" in capsys.readouterr().out
+
+
+@pytest.mark.campaign
+def test_keras_is_measured_without_a_gpu_too(tmp_path):
+    """A restart is exact, by the script that measures it on a GPU."""
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "tools/gpu_keras.py", "--quick", "--only", "versions", "restart"]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'benchmarks'}"}
+    table = subprocess.run(
+        [*command, "--minutes", "60", "--longest", "1e4", "--out", str(tmp_path)],
+        cwd=root, env=environment, capture_output=True, text=True, timeout=3 * HANG_SECONDS,
+    ).stdout  # fmt: skip
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    assert {row[0] for row in rows} >= {"| versions", "| restart"}
+    [difference] = [float(row[2]) for row in rows if row[:2] == ["| restart", "float32"]]
+    assert difference < 1e-4
+    assert "FAILED" not in table
