@@ -27,7 +27,7 @@ RESULT = "RESULT "
 LAUNCHER = -1
 """Stands for a rank, at the end of a cluster."""
 
-SECONDS = 600.0
+SECONDS = 1800.0
 """Limit of a script: several times what the longest takes on a slow and busy machine."""
 
 
