@@ -85,7 +85,7 @@ def ring() -> Any:
 
 
 def convnet(scale: Scale) -> Any:
-    """Returns a residual net of 18 convolutions for images of integers."""
+    """Returns a residual net of 21 convolutions for images of integers."""
     import keras
 
     layers = keras.layers

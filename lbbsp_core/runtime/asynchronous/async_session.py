@@ -319,7 +319,7 @@ class AsyncSession:
         kept = bool(self._ask(Question.PUSH, *report).first)
         if kept or self.sync.keeps_pushes:
             self.servers.push_gradients(to_sum=kept)
-        self._update_if(self._ask(Question.ENTERED).first)
+        self._update_if_complete(self._ask(Question.ENTERED))
         del self._claims[:1]
         self._parts = None
         self._iterations += 1
@@ -339,7 +339,7 @@ class AsyncSession:
         """Leaves the training, so that no worker waits for this one; later calls do nothing."""
         if not self._departed:
             self._departed = True
-            self._update_if(self._ask(Question.FINISH).first)
+            self._update_if_complete(self._ask(Question.FINISH))
 
     def finish(self) -> None:
         """Leaves the training, and waits until all workers have left."""
@@ -398,16 +398,16 @@ class AsyncSession:
         self._forecast = protocol.curve(StepMessage(slope, overhead, 0, 0))
         return slope, overhead, excluded
 
-    def _update_if(self, completed: int) -> None:
-        """Updates the model by a sum that this worker's gradient has completed.
+    def _update_if_complete(self, answer: Answer) -> None:
+        """Updates the model by a sum that this worker has completed, by the answer.
 
-        `completed` is one more than its samples, or 0. If all workers end an iteration together,
-        the model moves by the mean over its samples, also where they are fewer than X.
+        If all workers end an iteration together, the model moves by the mean over its samples, also
+        where they are fewer than X.
         """
-        if completed:
-            samples, total = completed - 1, self.constraints.global_batch_size
-            is_mean = samples and ends_together(self.sync)
-            self.servers.apply_sums(total / samples if is_mean else 1.0)
+        if answer.first:
+            is_mean = answer.second and ends_together(self.sync)
+            total = self.constraints.global_batch_size
+            self.servers.apply_sums(total / answer.second if is_mean else 1.0)
             self._ask(Question.APPLIED)
 
     def _compare(self, fact: int, mine: str) -> None:

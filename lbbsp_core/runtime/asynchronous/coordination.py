@@ -73,10 +73,9 @@ class Answer(NamedTuple):
         active: Number of workers that have not departed.
         reserve: 1 if the running iteration has a reserve, or else 0.
         first: Answer to the question: position of the first claimed sample, fingerprint of a
-            compared fact, an integer that a worker has told, samples of a complete sum and one, or
-            1 for yes and 0 for no.
-        second: Position after the last claimed sample, or the next integer that the worker has
-            told; 0 for other questions.
+            compared fact, an integer that a worker has told, or 1 for yes and 0 for no.
+        second: Position after the last claimed sample, the next integer that the worker has told,
+            or the samples of a complete sum; 0 for other questions.
     """
 
     number: int = 0
@@ -198,12 +197,12 @@ class CoordinatorService:
                 first, second = coordinator.claim_part(worker, values[0])
             case Question.AWAITED:
                 first = coordinator.is_awaited(worker, *values[:2])
-            case Question.ENTERED:
-                first = coordinator.entered(worker)
+            case Question.ENTERED | Question.FINISH:
+                decide = coordinator.entered if question == Question.ENTERED else coordinator.finish
+                summed = decide(worker)
+                first, second = summed is not None, summed or 0
             case Question.APPLIED:
                 coordinator.applied()
-            case Question.FINISH:
-                first = coordinator.finish(worker)
             case Question.TELL:
                 place, *told = values
                 self._told |= {
@@ -232,7 +231,7 @@ class Coordinator:
         begin, end = coordinator.claim(worker, limit)       # positions of its samples
         kept = coordinator.push(worker, ...)                # its gradient has been computed
         # Adds the gradient to the sum if it is kept, and to the model otherwise.
-        if samples := coordinator.entered(worker):          # the sum is complete
+        if coordinator.entered(worker) is not None:         # the sum is complete
             ...                                             # updates the model by the sum
             coordinator.applied()
         # Waits until `released` has grown, and reads the model.
@@ -376,16 +375,16 @@ class Coordinator:
         self._handle(decision)
         return True
 
-    def entered(self, worker: int) -> int:
+    def entered(self, worker: int) -> int | None:
         """Registers that a gradient has been added to the model or, if kept, to the sum.
 
-        Returns one more than the samples of the sum if it is complete, so that `worker` must update
-        the model by it; else 0.
+        Returns the samples of the sum if it is complete, so that `worker` must update the model by
+        it; else None.
         """
         if worker in self._alone:
             self.updates += 1
             self._release(self._alone.pop(worker))
-            return 0
+            return None
         self._summed.add(worker)
         return self._complete()
 
@@ -402,13 +401,13 @@ class Coordinator:
             self._counts = [0] * len(self._counts)
         self._release(decision)
 
-    def finish(self, worker: int) -> int:
+    def finish(self, worker: int) -> int | None:
         """Registers that a worker has finished, so that no worker waits for it.
 
         Returns what `entered` does: the sum may be complete now.
         """
         if worker not in self.present:
-            return 0
+            return None
         self.rounds.remove(worker)
         if self.reserves:
             self.reserves.forget(self.present)
@@ -422,10 +421,10 @@ class Coordinator:
             self._log.popleft()
         return list(islice(self._log, max_lines))
 
-    def _complete(self) -> int:
+    def _complete(self) -> int | None:
         if self._together is None or not {*self._together.aggregate} <= self._summed:
-            return 0
-        return 1 + sum(self._samples[worker] for worker in self._together.aggregate)
+            return None
+        return sum(self._samples[worker] for worker in self._together.aggregate)
 
     def _handle(self, decision: SyncDecision) -> None:
         if decision.aggregate:
