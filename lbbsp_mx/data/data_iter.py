@@ -175,7 +175,8 @@ def _take(array: Any, indices: Sequence[int], axis: int) -> mx.nd.NDArray:
         where = mx.nd.array(indices, dtype="int64", ctx=array.context)
         return mx.nd.take(array, where, axis=axis)
     rows, places = np.unique(indices, return_inverse=True)  # h5py reads ascending rows only
-    return mx.nd.array(array[rows.tolist()][places])
+    read = array[(*[slice(None)] * axis, rows.tolist())]
+    return mx.nd.array(np.take(read, places, axis))
 
 
 def array_iter(

@@ -19,6 +19,7 @@ from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.validate import require_path
 from lbbsp_mx import compat
 from lbbsp_mx.reliability.agreement import ends_epoch
+from lbbsp_mx.trainer.stages import learning
 from lbbsp_mx.trainer.trainer import Trainer
 
 logger = logging.getLogger("lbbsp.mx")
@@ -66,6 +67,7 @@ class LoadBalancingHandler(
             require_path("checkpoint", checkpoint)
         require_every(every, checkpoint)
         self._checkpoint, self._every = checkpoint, every
+        self._batches = 0  # of this epoch
         self.ends = EpochEnds()
         join_estimators()
 
@@ -98,6 +100,7 @@ class LoadBalancingHandler(
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Excludes the first step, because it may follow a validation."""
+        self._batches = 0
         self.ends.epoch_begin()
         estimator.trainer.exclude_step()
 
@@ -108,26 +111,34 @@ class LoadBalancingHandler(
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
         """Makes a step of the trainer, and returns whether all workers stop after it.
 
+        With `accumulate`, that is after its last batch, and clears the gradients.
+
         Raises:
             ValueError: The losses are already averaged, without ``mean_loss=True``.
         """
         losses, labels = _listed(kwargs["loss"]), _listed(kwargs["label"])
         samples = sum(label.shape[0] for label in labels)
         averaged = sum(loss.size for loss in losses) == len(losses) < samples
-        if averaged and not estimator.trainer.mean_loss:
+        trainer, self._batches = estimator.trainer, self._batches + 1
+        if averaged and not trainer.mean_loss:
             raise ValueError(
                 f"the loss must be per sample, got one number for {samples} samples: do not "
                 "average it, or pass mean_loss=True to lbbsp_mx.Trainer if it is a mean"
             )
-        estimator.trainer.step(samples)
-        return bool(estimator.trainer.stopping)
+        if self._batches % trainer._steps.draws.parts:
+            return False
+        trainer.step(samples)
+        if trainer._steps.draws.parts > 1:
+            for number in learning(trainer._params):
+                trainer._params[number].zero_grad()
+        return bool(trainer.stopping)
 
 
 def _leave_out_what_is_done(estimator: Any) -> None:
     """Lowers the numbers of epochs and batches, which the handler that ends the fit reads later."""
     session = estimator.trainer._session
-    steps = session.step_of_order(session.step)
-    for name, done in (("max_epoch", estimator.trainer.epoch), ("max_batch", steps)):
+    batches = session.step_of_order(session.step) * estimator.trainer._steps.draws.parts
+    for name, done in (("max_epoch", estimator.trainer.epoch), ("max_batch", batches)):
         total = getattr(estimator, name)
         if total is not None and total > done:
             setattr(estimator, name, total - done)

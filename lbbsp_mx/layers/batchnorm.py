@@ -226,7 +226,7 @@ class _Operator(mx.operator.CustomOp):
     def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
         """Normalises x; updates the running moments while training."""
         x, gamma, beta = in_data
-        options = self._options
+        x, options = _precise(x, gamma), self._options
         if is_train and not options.use_global_stats:
             self._total, *moments = self._moments(x)
             mean, variance = (mx.nd.array(m, ctx=x.context, dtype=gamma.dtype) for m in moments)
@@ -238,13 +238,14 @@ class _Operator(mx.operator.CustomOp):
         self._mean, self._scale = mean.copy(), mx.nd.rsqrt(variance + options.eps)
         gamma = mx.nd.ones_like(gamma) if options.fix_gamma else gamma
         y = self._normalised(x) * _over(gamma, x) + _over(beta, x)
-        self.assign(out_data[0], req[0], y)
+        self.assign(out_data[0], req[0], _precise(y, out_data[0]))
 
     def backward(
         self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
     ) -> None:
         """Computes the gradients of x (which depends on all workers' samples), gamma and beta."""
         (dy,), (x, gamma, _) = out_grad, in_data
+        x, dy = _precise(x, gamma), _precise(dy, gamma)
         fixed = self._options.fix_gamma
         normalised = self._normalised(x)
         dbeta = dy.sum(axis=1, exclude=True)
@@ -255,7 +256,7 @@ class _Operator(mx.operator.CustomOp):
             means = mx.nd.array(means.reshape(2, -1), ctx=x.context, dtype=gamma.dtype)
             dy = dy - _over(means[0], x) - normalised * _over(means[1], x)
         factor = self._scale if fixed else gamma * self._scale
-        self.assign(in_grad[0], req[0], dy * _over(factor, x))
+        self.assign(in_grad[0], req[0], _precise(dy * _over(factor, x), in_grad[0]))
         self.assign(in_grad[1], req[1], mx.nd.zeros_like(dgamma) if fixed else dgamma)
         self.assign(in_grad[2], req[2], dbeta)
 
@@ -317,6 +318,11 @@ class _Properties(mx.operator.CustomOpProp):
         vector = [in_shape[0][1]]
         return [in_shape[0], vector, vector], [in_shape[0]], [vector, vector]
 
+    def infer_type(self, in_type: Any) -> Any:
+        """Returns the types of inputs, outputs and moments; vectors of float16 are float32."""
+        vector = np.float32 if in_type[0] == np.float16 else in_type[0]
+        return [in_type[0], vector, vector], [in_type[0]], [vector, vector]
+
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Operator:
         """Creates the operator for one pass."""
         return _Operator(find_peers(self._key), self)
@@ -331,6 +337,11 @@ def _plain(F: Any, x: Any) -> Any:
     in place, so `tile` is used.
     """
     return F.tile(x, reps=(1,))
+
+
+def _precise(array: Any, like: Any) -> Any:
+    """Returns an array in the precision of another one."""
+    return array.astype(like.dtype, copy=False)
 
 
 def _over(vector: Any, x: Any) -> Any:

@@ -126,8 +126,9 @@ class ModuleSteps(PushedSteps):
                 raise ValueError(
                     f"the batch of step {self.session.step} was drawn, and no gradients for it "
                     "were pushed to the store before the next one: pass kvstore=store to "
-                    "Module.fit, draw batches in the training loop only, one before each update, "
-                    "and evaluate on others"
+                    "Module.fit, draw batches in the training loop only, one before each update "
+                    "(several, with grad_req='add', are for lbbsp_mx.Trainer(accumulate=...)), and "
+                    "evaluate on others"
                 )
             self.session.skip_step()  # updates without this store
         self.end()

@@ -200,6 +200,24 @@ class SharedStore(mx.kv.KVStore):
             super().set_gradient_compression(compression_params)
         self.barrier()
 
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Saves the states of the optimizer, if it runs in this process.
+
+        Raises:
+            NotImplementedError: There is no optimizer, or it runs on servers.
+        """
+        self._require_own_optimizer()
+        super().save_optimizer_states(fname, dump_optimizer)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Loads the states of the optimizer, if it runs in this process.
+
+        Raises:
+            NotImplementedError: There is no optimizer, or it runs on servers.
+        """
+        self._require_own_optimizer()
+        super().load_optimizer_states(fname)
+
     def empty_copy(self) -> SharedStore:
         """Returns a store of one process like this one, without its keys and its optimizer."""
         store: SharedStore = mx.kv.create(self.type)
@@ -219,6 +237,13 @@ class SharedStore(mx.kv.KVStore):
                 super().set_optimizer(ScriptOptimizer(optimizer, self._keys.indices))
         self.barrier()
         runtime().optimizer_of = "KVStore"
+
+    def _require_own_optimizer(self) -> None:
+        if self._updater is None:
+            raise NotImplementedError(
+                "the store has no optimizer in this process, whose states could be saved: call "
+                "set_optimizer of a local store, or use save_states of an lbbsp_mx.Trainer"
+            )
 
     def _before_push(self) -> None:
         """Sends the indices of keys that were introduced after the optimizer, as by Module.

@@ -291,13 +291,16 @@ def test_several_named_arrays_and_another_axis_of_samples():
     assert [batch.data[0].shape for batch in train] == [(2, 2), (2, 1)]
 
 
-def test_files_of_hdf5_are_read_by_index(tmp_path):
+@pytest.mark.parametrize("layout", ["NC", "TN", "TCN"])
+def test_files_of_hdf5_are_read_by_index(layout, tmp_path):
     h5py = pytest.importorskip("h5py")
+    data = np.stack([FEATURES] * 2, axis=1) if len(layout) == 3 else FEATURES
+    data = np.moveaxis(data, 0, axis := layout.find("N"))
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        source = file.create_dataset("x", data=FEATURES)
-        train = lbbsp_mx.PlannedIter([[7, 3, 9], [3]], source)
+        source = file.create_dataset("x", data=data)
+        train = lbbsp_mx.PlannedIter([[7, 3, 9], [3]], source, layout=layout)
         for batch, index in zip(train, [[7, 3, 9], [3]], strict=True):
-            np.testing.assert_array_equal(batch.data[0].asnumpy(), FEATURES[index])
+            np.testing.assert_array_equal(batch.data[0].asnumpy(), data.take(index, axis))
 
 
 def test_records_of_images_are_read_by_index(tmp_path):
