@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import mxnet as mx
 import numpy as np
@@ -19,9 +19,10 @@ from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
 from lbbsp_core.runtime.asynchronous.coordination import CoordinatorService, Table
 from lbbsp_core.runtime.options.options import AsyncOptions, SessionOptions
 from lbbsp_core.sync import Synchroniser
-from lbbsp_core.validate import require_integer, require_positive
+from lbbsp_core.validate import require_flag, require_integer, require_positive
 from lbbsp_mx import cluster, env
-from lbbsp_mx.data.sampler import Draws
+from lbbsp_mx.data.drawing import count_samples
+from lbbsp_mx.data.sampler import Data, Draws
 from lbbsp_mx.fence import wait_for
 from lbbsp_mx.parameters import (
     Arrays,
@@ -33,6 +34,8 @@ from lbbsp_mx.parameters import (
 )
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.server_optimizer import Keys, ServerOptimizer
+from lbbsp_mx.trainer.base import OwnTrainer, Unavailable
+from lbbsp_mx.trainer.session import with_granularity
 from lbbsp_mx.trainer.stages import clear_stale, learning, mark_gradients
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lbbsp.mx")
 
 
-class AsyncTrainer(gluon.Trainer):
+class AsyncTrainer(OwnTrainer):
     """Trains a gluon network under SSP, ASP, DSSP or ElasticBSP: workers may run ahead of others.
 
     The optimizer runs on MXNet's parameter servers (``dist_async``), where each push enters the
@@ -118,29 +121,42 @@ class AsyncTrainer(gluon.Trainer):
             require_dense(param)
         if cluster.in_cluster():
             _check_servers_are_free()
-            runtime().optimizer_of = "AsyncTrainer"
+            _refuse_layers_in_step(params)
         runtime().use_options(chosen)
         super().__init__(params, optimizer, optimizer_params, None, None, False)
         self._updaters = []
         self._draws, self._steps, self._shares = Draws(), 0, bool(share_work)
         self._servers = servers = _Servers(params, wait_seconds)
         self.rank, self.num_workers = servers.rank, servers.workers
+        if chosen.granularity is None:  # that devices differ, workers notice when they compare
+            counts = [len(self._contexts)] * self.num_workers
+            chosen = with_granularity(chosen, counts, global_batch_size)
         self._session = AsyncSession(
             servers, sync, global_batch_size, chosen,
             framework="mxnet", versions={"mxnet": mx.__version__},
             facts=f"parameters of {[tuple(param.shape) for param in params]}",
             share_work=share_work,
-            devices=devices_of(params[0].list_ctx()).names,
+            devices=devices_of(self._contexts).names,
         )  # fmt: skip
         self._optimizer.rescale_grad = self._scale / global_batch_size
         service = self._session.make_service() if self.rank == 0 else None
+        if cluster.in_cluster():
+            runtime().optimizer_of = "AsyncTrainer"
         servers.start(self._optimizer, service, keeps_pushes=self._session.sync.keeps_pushes)
         self._session.start()
         self._read(range(len(params)))
         runtime().endings.add(self._session.depart)
         self._warn_if_unfair()
 
-    def batch_sampler(self, num_samples: int, epochs: int = 1) -> StreamSampler:
+    def batch_sampler(
+        self,
+        data: Data,
+        *,
+        epochs: int = 1,
+        seed: int | None = None,
+        shuffle: bool = True,
+        **others: object,
+    ) -> StreamSampler:
         """Creates the ``batch_sampler`` of the DataLoader, with the same arguments on all workers.
 
         Workers are assigned samples on request: each sample occurs once per epoch, and a fast
@@ -148,20 +164,23 @@ class AsyncTrainer(gluon.Trainer):
         iteration are dropped.
 
         Args:
-            num_samples: Number of samples in the whole data set.
+            data: The whole data set, or its number of samples.
             epochs: Number of epochs that one iteration over the loader covers.
+            seed: Seed of the order. Defaults to the trainer's.
+            shuffle: False keeps the order of the data set in all epochs.
+            **others: None; further arguments of `lbbsp_mx.Trainer.batch_sampler` are refused.
         """
-        require_integer("num_samples", num_samples, 1)
+        if others:
+            raise ValueError(
+                f"batch_sampler of an AsyncTrainer takes data, epochs, seed and shuffle, got "
+                f"{', '.join(others)}: leave it out, or train with lbbsp_mx.Trainer"
+            )
+        num_samples = require_integer("number of samples", count_samples(data), 1)
         require_integer("epochs", epochs, 1)
-        self._session.use_samples(num_samples)
-        stream = SampleStream(num_samples, self._session.options.seed)
-        return StreamSampler(self, stream, epochs)
+        require_flag("shuffle", shuffle)
+        return StreamSampler(self, self._session.use_samples(num_samples, seed, shuffle), epochs)
 
-    def exclude_step(self) -> None:
-        """Excludes the running iteration from learning, because it contains other work."""
-        self._session.exclude_step()
-
-    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
+    def step(self, batch_size: int, ignore_stale_grad: bool = False, weight: object = None) -> bool:
         """Pushes this worker's gradient, waits until it may proceed, and reads the model.
 
         With `share_work` the next batch may be a further part of the same iteration: then the
@@ -171,6 +190,7 @@ class AsyncTrainer(gluon.Trainer):
             batch_size: Samples in the batch, as drawn.
             ignore_stale_grad: Whether parameters that the batch does not use stay out of the push;
                 otherwise they are refused, as by gluon.
+            weight: None; weights, which divide by those of all workers, are refused.
 
         Returns:
             Whether the iteration has ended.
@@ -179,12 +199,13 @@ class AsyncTrainer(gluon.Trainer):
             ValueError: The batch size differs from that of the batch which was drawn, a batch was
                 drawn without a step, or what the servers have received at the start has changed.
         """
-        self._refuse_changes()
-        if self._draws.check(self._steps, ()):
+        if weight is not None:
             raise ValueError(
-                "a batch was drawn, and no step was made before the next one: call step for every "
-                "batch (zero_grad() before it leaves out gradients that are not finite)"
+                f"weight must be None, got {weight!r}: each push is divided by the constant "
+                "global_batch_size; leave it out, or train with lbbsp_mx.Trainer"
             )
+        self._refuse_changes()
+        self._draws.require_steps(self._steps, ())
         self._session.check_batch(batch_size)
         params = [self._params[number] for number in self._servers.learning]
         clear_stale(params)
@@ -221,43 +242,37 @@ class AsyncTrainer(gluon.Trainer):
         self._read(self._servers.learning)
         self._session.close()
 
-    def set_learning_rate(self, lr: float) -> NoReturn:
-        """Raises an error, because the optimizer runs on the servers.
+    # What gluon's trainer and `lbbsp_mx.Trainer` have besides
 
-        Raises:
-            ValueError: Always; names the alternative.
-        """
-        raise ValueError(
-            f"the learning rate cannot be set to {lr!r}, because the optimizer runs on the "
-            "servers: give it an lr_scheduler, which counts pushes"
-        )
-
-    def allreduce_grads(self, *_: object) -> NoReturn:
-        """Raises an error, because no gradients are summed over workers.
-
-        Raises:
-            ValueError: Always; names the alternative.
-        """
-        raise ValueError("gradients enter the model only by step(): call trainer.step(batch_size)")
-
-    update = allreduce_grads
-
-    def save_states(self, fname: str) -> NoReturn:
-        """Raises an error, because the optimizer's state is on the servers.
-
-        Raises:
-            ValueError: Always; names the alternative.
-        """
-        raise ValueError(
-            f"the optimizer's state is on the servers, and cannot be saved to {fname!r} or loaded "
-            "from it: save the parameters (net.save_parameters), or train with lbbsp_mx.Trainer"
-        )
-
-    load_states = save_states
+    allreduce_grads = update = Unavailable(
+        "gradients enter the model only by step(): call trainer.step(batch_size)"
+    )
+    set_learning_rate = Unavailable(
+        "the optimizer runs on the servers: give it an lr_scheduler, which counts pushes"
+    )
+    save = load = resume = save_states = load_states = Unavailable(
+        "the optimizer's state is on the servers: save the parameters (net.save_parameters), or "
+        "train with lbbsp_mx.Trainer"
+    )
+    sizes = rows = Unavailable(
+        "the coordinator assigns the samples of each batch: draw them by trainer.batch_sampler(...)"
+    )
+    epoch = Unavailable("workers are in epochs of their own: count the iterations over the loader")
+    stopping = request_stop = Unavailable(
+        "a worker may leave without the others: call trainer.finish()"
+    )
+    mean_over_workers = Unavailable(
+        "workers make no common steps: evaluate the final model after trainer.finish()"
+    )
+    broadcast_parameters = Unavailable(
+        "all workers read the model from the servers: load or set parameters before the trainer "
+        "is created"
+    )
+    kvstore = Unavailable("the servers are its own: read trainer.rank and trainer.num_workers")
 
     def _read(self, numbers: Sequence[int]) -> None:
         """Reads the parameters with these indices from the servers."""
-        self._session.begin_read()
+        self._optimizer.num_update = self._session.begin_read()  # for its lr_scheduler
         self._servers.read(numbers)
         self._session.end_read()
 
@@ -467,4 +482,13 @@ def _check_servers_are_free() -> None:
             "a process can have only one AsyncTrainer in a cluster, which needs the servers for "
             "itself, and another one or a KVStore of this process has given them keys, an "
             "optimizer or gradient compression: use a separate job for one"
+        )
+
+
+def _refuse_layers_in_step(params: Sequence[gluon.Parameter]) -> None:
+    """Raises ValueError if a layer exchanges moments with the other workers in every step."""
+    if any(hasattr(param, "lbbsp_synchronised") for param in params):
+        raise ValueError(
+            "SyncBatchNorm needs workers in step: use a normalisation of single samples, such as "
+            "LayerNorm or GroupNorm, or train with lbbsp_mx.Trainer"
         )

@@ -167,23 +167,29 @@ def _broadcast(collectives: PipelinedCollectives, own: Drawn, first: list[int]) 
     return Drawn(values[:samples], values[samples:], bool(by_batch), dropped)
 
 
-def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int:
-    """Checks that the workers have the same data set; a collective, if `data` is no integer.
-
-    Of the samples, the first, the middle and the last are compared; not if a sample that is read
-    twice differs (random transforms), or cannot be converted to numbers. Returns their number.
-    """
+def count_samples(data: int | Sequence[Any]) -> int:
+    """Returns the number of samples of a data set, or the number that is given in its place."""
     if isinstance(data, (int, np.integer)):
         return int(data)
     if not hasattr(data, "__len__"):
         raise TypeError(
             f"data must be a data set with a length, or its number of samples, got {data!r}"
         )
-    if session.workers == 1:
-        return len(data)
+    return len(data)
+
+
+def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int:
+    """Checks that the workers have the same data set; a collective, if `data` is no integer.
+
+    Of the samples, the first, the middle and the last are compared; not if a sample that is read
+    twice differs (random transforms), or cannot be converted to numbers. Returns their number.
+    """
+    num_samples = count_samples(data)
+    if session.workers == 1 or isinstance(data, (int, np.integer)):
+        return num_samples
     session.finish_barrier()
     digests = _digests(data)
-    rows = session.collectives.all_gather([len(data), len(digests)])
+    rows = session.collectives.all_gather([num_samples, len(digests)])
     lengths = [row[0] for row in rows]
     if len(set(lengths)) > 1:
         raise DisagreementError(
@@ -192,7 +198,7 @@ def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int
         )
     if all(row[1] for row in rows):
         check_samples(session.collectives, digests)
-    return len(data)
+    return num_samples
 
 
 def _digests(data: Sequence[Any]) -> list[Digest]:

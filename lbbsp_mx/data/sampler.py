@@ -54,7 +54,13 @@ class Draws:
         if self._first is None or step < self._first:
             return 0
         ahead = self._drawn - self.parts * (step - self._first)
-        if 1 < self.parts > ahead:
+        if ahead < 1 == self.parts:
+            raise ValueError(
+                f"step {step} has no new batch, because the last one has had its step: for further "
+                "sums of its gradients, as in SAM, create a trainer of the same parameters with "
+                "beside=trainer, and call allreduce_grads(batch_size=...) of that one"
+            )
+        if ahead < self.parts:
             raise ValueError(
                 f"step must follow {self.parts} batches of the loader, as accumulate = "
                 f"{self.parts} says, got {ahead}: call it once after every {self.parts} batches"
@@ -71,6 +77,16 @@ class Draws:
                 f"trainer with accumulate={more}; global_batch_size counts the samples of all"
             )
         return unused
+
+    def require_steps(self, step: int, params: Sequence[gluon.Parameter]) -> None:
+        """Raises ValueError if a batch has had no step, or a step has no batch."""
+        if self.check(step, params):
+            raise ValueError(
+                f"the batch of step {step} was drawn, and no step was made before the next one: "
+                "call step for every batch on all workers (zero_grad() before it leaves out "
+                "gradients that are not finite); to add up the gradients of several batches, pass "
+                "accumulate to lbbsp_mx.Trainer; try out learning rates without batch_sampler"
+            )
 
     def check_adding(self, params: Sequence[gluon.Parameter]) -> list[bool]:
         """Returns which parameters accumulate gradients."""

@@ -44,10 +44,6 @@ class TrainingControl:
         """Asks all workers to stop: `stopping` is true on all of them after the next step."""
         self._session.request_stop()
 
-    def exclude_step(self) -> None:
-        """Excludes the running step from learning, because it contains other work."""
-        self._session.exclude_step()
-
     def batch_sampler(
         self,
         data: Data,

@@ -28,6 +28,7 @@ from lbbsp_mx.parameters import devices_of, normalises_batches, require_unique_n
 from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.kvstore import GLUON_NAME, NAME, SharedStore, kind_of, make_store
 from lbbsp_mx.store.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS, runtime
+from lbbsp_mx.trainer.base import UnavailableError
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -142,24 +143,24 @@ def start_session(
         return cast(PipelinedSession, Unplanned(store))
     options = options.for_workers(store.workers, total)
     if options.granularity is None:
-        options = with_granularity(options, store, total, len(contexts), parts)
+        rows = [[parts, len(contexts)]]
+        if store.workers > 1:
+            rows = store.all_gather(rows[0])
+            compare_facts(["accumulate"], [row[:1] for row in rows])
+        options = with_granularity(options, [count for _, count in rows], total, parts)
     facts = {"parameters": len(trainer.params), "accumulate": parts}
     devices = devices_of(contexts)
     return runtime().open_session(store, total, options, facts=facts, parts=parts, devices=devices)
 
 
 def with_granularity(
-    options: SessionOptions, collectives: Collectives, total: int, devices: int, parts: int
+    options: SessionOptions, devices: Sequence[int], total: int, parts: int = 1
 ) -> SessionOptions:
     """Returns the options with a granularity for which all devices get equal shares.
 
-    Workers may have different numbers of devices: it is a multiple of each; a collective.
+    Workers may have different numbers of `devices`: it is a multiple of each.
     """
-    rows, workers = [[parts, devices]], collectives.workers
-    if workers > 1:
-        rows = collectives.all_gather(rows[0])
-        compare_facts(["accumulate"], [row[:1] for row in rows])
-    granularity = parts * math.lcm(*(count for _, count in rows))
+    workers, granularity = len(devices), parts * math.lcm(*devices)
     if granularity == 1:
         return options
     each = limits_by_rank(options.limits, workers)
@@ -176,10 +177,6 @@ def with_granularity(
         granularity,
     )
     return options
-
-
-class _UnplannedError(ValueError, AttributeError):
-    """Error for what needs a plan; also an AttributeError, which `hasattr` expects."""
 
 
 def _nothing(*_: object) -> None:
@@ -205,7 +202,7 @@ class Unplanned:
 
     def __getattr__(self, name: str) -> Any:
         """Refuses all that needs a plan."""
-        raise _UnplannedError(
+        raise UnavailableError(
             "batch_sampler, sizes, rows and checkpoints need the samples per step: pass "
             "global_batch_size to lbbsp_mx.Trainer"
         )

@@ -55,7 +55,8 @@ class StepSizes(NamedTuple):
             raise ValueError(
                 f"update must be called with 1, the {self.local} samples of worker {self.rank}"
                 f"{self._or_a_part}, or the {self.total} samples of all workers, got "
-                f"{batch_size!r}: each has the same effect, since the gradients are means"
+                f"{batch_size!r}: each has the same effect, since the gradients are means; to "
+                "scale the update, multiply the gradients before"
             )
 
     @property
@@ -111,15 +112,11 @@ class Steps:
     def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> None:
         """Begins a step, if it fits the plan and the batches that were drawn."""
         self._warn_of_others()  # first: it explains a batch size that is not that of this plan
-        unused = self.draws.check(self.session.step, params)
-        if unused and self.session.workers > 1:
-            raise ValueError(
-                f"the batch of step {self.session.step} was drawn, and no step was made before the "
-                "next one: call step for every batch on all workers (zero_grad() before it leaves "
-                "out gradients that are not finite); try out learning rates without batch_sampler"
-            )
-        for _ in range(unused):
-            self.session.skip_step()
+        if self.session.workers > 1:
+            self.draws.require_steps(self.session.step, params)
+        else:
+            for _ in range(self.draws.check(self.session.step, params)):
+                self.session.skip_step()
         sizes = self._sizes(batch_size)
         if batch_size is not None:
             sizes.check(batch_size)

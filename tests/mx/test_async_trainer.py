@@ -1,7 +1,9 @@
 """`AsyncTrainer` in one process, where every scheme is plain training."""
 
+import copy
 import tempfile
 
+import mxnet as mx
 import numpy as np
 import pytest
 from helpers import (
@@ -167,11 +169,70 @@ def test_a_policy_may_predict():
         (lambda it: it.update(X), "enter the model only by step"),
         (lambda it: it.save_states("states"), "the optimizer's state is on the servers"),
         (lambda it: it.load_states("states"), "the optimizer's state is on the servers"),
+        (lambda it: it.resume("folder", every=5), "the optimizer's state is on the servers"),
+        (lambda it: it.save("folder"), "the optimizer's state is on the servers"),
+        (lambda it: it.load("folder"), "the optimizer's state is on the servers"),
+        (lambda it: it.sizes, r"draw them by trainer.batch_sampler"),
+        (lambda it: it.rows, r"draw them by trainer.batch_sampler"),
+        (lambda it: it.epoch, "count the iterations over the loader"),
+        (lambda it: it.stopping, r"call trainer.finish\(\)"),
+        (lambda it: it.request_stop(), r"call trainer.finish\(\)"),
+        (lambda it: it.broadcast_parameters(), "set parameters before the trainer is created"),
+        (lambda it: it.mean_over_workers(1.0), "evaluate the final model after trainer.finish"),
+        (lambda it: it.kvstore.rank, "read trainer.rank and trainer.num_workers"),
+        (lambda it: it.step(X, weight=2.0), "weight must be None, got 2.0: each push is divided"),
+        (lambda it: it.batch_sampler(DATA, work=[1.0] * SAMPLES), "seed and shuffle, got work"),
+        (lambda it: it.batch_sampler(DATA, sampler=[], beside=None), "got sampler, beside"),
     ],
 )
 def test_what_the_servers_cannot_do_is_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call(asynchronous(network()))
+
+
+def test_a_trainer_does_not_have_what_it_refuses():
+    trainer = asynchronous(network())
+    assert not any(hasattr(trainer, name) for name in ("sizes", "resume", "kvstore"))
+    assert trainer.rank == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 7}, {"shuffle": False}])
+def test_the_order_is_that_of_the_seed(options):
+    sampler = asynchronous(network()).batch_sampler(DATA, **options)
+    expected = SampleStream(SAMPLES, **{"seed": 5} | options)
+    assert next(iter(sampler)) == expected.take(0, X).tolist()
+
+
+@pytest.mark.parametrize("sync", [ASP(), BSP()])
+def test_the_learning_rate_is_that_of_the_servers(sync):
+    def scheduler():
+        return mx.lr_scheduler.PolyScheduler(20, base_lr=0.5, warmup_steps=3)
+
+    net, expected = network(), network()
+    options = {"lr_scheduler": scheduler()}
+    trainer = asynchronous(net, "sgd", sync=sync, optimizer_params=options)
+    stock = gluon.Trainer(expected.collect_params(), "sgd", {"lr_scheduler": scheduler()})
+    for samples in trainer.batch_sampler(SAMPLES, epochs=2):
+        assert trainer.learning_rate == stock.learning_rate
+        for each, steps in (net, trainer), (expected, stock):
+            backward(each, nd.array(FEATURES[samples]), nd.array(LABELS[samples]))
+            steps.step(len(samples))
+    assert trainer.learning_rate == stock.learning_rate > 0
+
+
+def test_a_network_can_be_copied():
+    net = network()
+    trainer = asynchronous(net)
+    for samples in trainer.batch_sampler(SAMPLES):
+        backward(net, nd.array(FEATURES[samples]), nd.array(LABELS[samples]))
+        trainer.step(len(samples))
+    assert_close(copy.deepcopy(net), net)
+
+
+def test_layers_that_need_workers_in_step_are_refused(monkeypatch):
+    monkeypatch.setattr(cluster, "in_cluster", lambda: True)
+    with pytest.raises(ValueError, match="SyncBatchNorm needs workers in step: use a normalis"):
+        asynchronous(network(norm=lbbsp_mx.SyncBatchNorm))
 
 
 def test_an_iteration_that_is_left_half_way_does_not_disturb_the_next():

@@ -19,6 +19,7 @@ from lbbsp_core._version import __version__
 from lbbsp_core.cost import Cost
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.measure import PartTimer
+from lbbsp_core.order import SampleStream
 from lbbsp_core.policy import BatchConstraints, Even, FirstUses
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.registry import SYNCHRONISERS
@@ -213,10 +214,16 @@ class AsyncSession:
                     Identity.unpack(list(self._told(rank))) for rank in range(self.servers.workers)
                 ]
 
-    def use_samples(self, num_samples: int) -> None:
-        """Checks that all workers train on the same data set in the same order."""
+    def use_samples(
+        self, num_samples: int, seed: int | None = None, shuffle: bool = True
+    ) -> SampleStream:
+        """Returns the order of the samples; checks that it is the same on all workers."""
+        seed = self.options.seed if seed is None else seed
+        stream = SampleStream(num_samples, seed, shuffle)
         self._data_sets += 1
-        self._compare(self._data_sets, f"{num_samples} samples with the seed {self.options.seed}")
+        order = f"{num_samples} samples with the seed {seed}" + ", in order" * (not shuffle)
+        self._compare(self._data_sets, order)
+        return stream
 
     def exclude_step(self) -> None:
         """Excludes the running iteration from learning, because it contains other work."""
@@ -325,9 +332,10 @@ class AsyncSession:
         self._iterations += 1
         self._wait_for(lambda answer: answer.released > self._iterations, "to be released")
 
-    def begin_read(self) -> None:
-        """Stores the number of updates in the model that this worker is about to read."""
+    def begin_read(self) -> int:
+        """Returns, and stores, the number of updates in the model that is about to be read."""
         self._updates_seen = self._answer.updates
+        return self._updates_seen
 
     def end_read(self) -> None:
         """Starts the next iteration; call it when the model has been read."""

@@ -14,6 +14,7 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
+import pytest
 from custom_schemes import PeriodicBarrier, Ranked
 from mx_parts import largest, weights
 from mxnet import autograd, gluon, nd
@@ -29,6 +30,7 @@ from lbbsp_core import (
     Ema,
     Even,
     LoadBalanced,
+    Profile,
     ProportionalControl,
 )
 from lbbsp_core.demo import digits
@@ -55,15 +57,16 @@ PLAIN = ("sgd", {"learning_rate": 0.3})
 TRAINING, HELD_OUT = digits.digits()
 IMAGES, LABELS = TRAINING.x.reshape(len(TRAINING.y), -1), TRAINING.y.astype("f4")
 SAMPLES = 20 * X + 13
+CONTEXTS = [mx.cpu(0), mx.cpu(1)] if "shares" in sys.argv[5:] else [mx.cpu()]
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
-def network(seed):
+def network(seed, contexts=None):
     mx.random.seed(seed)
     net = gluon.nn.Sequential()
     net.add(gluon.nn.Dense(32, in_units=64, activation="tanh"),
             gluon.nn.Dense(10, in_units=32), gluon.nn.Dense(10, in_units=32))  # fmt: skip
-    net.initialize(mx.init.Xavier())
+    net.initialize(mx.init.Xavier(), ctx=contexts or CONTEXTS)
     return net
 
 
@@ -73,23 +76,29 @@ class Ledger(gluon.nn.Block):
     def __init__(self):
         super().__init__()
         self.counts = self.params.get("counts", shape=SAMPLES, init="zeros")
-        self.initialize()
+        self.initialize(ctx=CONTEXTS)
 
     def forward(self, samples):
-        return self.counts.data()[nd.array(samples)].sum()
+        return self.counts.data(samples.context)[samples].sum()
+
+
+def losses_of(net, samples, context):
+    """Yields losses; those of few samples are of the last layer, which not every batch uses."""
+    few = samples % 37 == 0
+    for head, chosen in (net[1], samples[~few]), (net[2], samples[few]):
+        if len(chosen):
+            x, y = (nd.array(each[chosen], context) for each in (IMAGES, LABELS))
+            yield LOSS(head(net[0](x)), y)
 
 
 def backward(net, samples, ledger=None):
-    """Uses the last layer for few samples, so that not every batch does."""
-    samples = np.asarray(samples)
-    few = samples % 37 == 0
+    losses, contexts = [], net[0].weight.list_ctx()
+    parts = np.split(np.asarray(samples), len(contexts))
     with autograd.record():
-        losses = [
-            LOSS(head(net[0](nd.array(IMAGES[chosen]))), nd.array(LABELS[chosen]))
-            for head, chosen in ((net[1], samples[~few]), (net[2], samples[few])) if len(chosen)
-        ]  # fmt: skip
-        if ledger:
-            losses.append(ledger(samples))
+        for part, context in zip(parts, contexts, strict=True):
+            losses += losses_of(net, part, context)
+            if ledger:
+                losses.append(ledger(nd.array(part, context)))
     autograd.backward(losses)
 
 
@@ -100,7 +109,7 @@ def accuracy(net):
 
 def alone(x):
     """The weights after batches of x samples, in one process."""
-    net = network(0)
+    net = network(0, [mx.cpu()])
     trainer = gluon.Trainer(net.collect_params(), *MOMENTUM, kvstore=None)
     stream = SampleStream(SAMPLES, SEED)
     for begin in range(0, EPOCHS * SAMPLES, x):
@@ -123,6 +132,9 @@ def main(scheme, policy, folder, lead, kind=""):
     if kind == "disagrees":
         sync = SSP(os.getpid())
     params = [*net.collect_params().values(), *ledger.params.values()]
+    with pytest.raises(ValueError, match="cost must be a straight line"):
+        lbbsp_mx.AsyncTrainer(params, *optimizer, sync=sync, global_batch_size=X,
+                              cost=Profile([1, 8, X], [0.1, 0.2, 0.9]))  # fmt: skip
     trainer = lbbsp_mx.AsyncTrainer(
         params, *optimizer, sync=sync, global_batch_size=X, policy=POLICIES[policy],
         predictor=Ema(0.5), record=folder, seed=os.getpid() if kind == "seeds" else SEED,
