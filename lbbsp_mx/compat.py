@@ -91,6 +91,20 @@ def watch_sample_weights(notice: Callable[[], None]) -> bool:
     return True
 
 
+def watch_clipping(notice: Callable[[Sequence[Any]], None]) -> None:
+    """Calls `notice` with the arrays that `gluon.utils.clip_global_norm` is about to clip."""
+    from mxnet.gluon import utils
+
+    clip = utils.clip_global_norm
+
+    @functools.wraps(clip)
+    def noticed(arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        notice(arrays)
+        return clip(arrays, *args, **kwargs)
+
+    utils.clip_global_norm = noticed
+
+
 def add_handlers(further: Callable[[Sequence[Any]], list[Any]]) -> bool:
     """Lets estimators run further handlers, at their place among the event handlers of a fit.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import mxnet as mx
 from mxnet import gluon
@@ -13,9 +14,10 @@ from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.options.options import Options, SessionOptions
 from lbbsp_core.validate import require_flag, require_integer
-from lbbsp_mx import cluster
+from lbbsp_mx import cluster, compat
 from lbbsp_mx.data.sampler import Draws
 from lbbsp_mx.parameters import (
+    Arrays,
     Parameters,
     as_created,
     copy_rows,
@@ -30,6 +32,7 @@ from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.kvstore import SharedStore
 from lbbsp_mx.store.native import runtime
+from lbbsp_mx.trainer.base import OwnTrainer
 from lbbsp_mx.trainer.control import TrainingControl
 from lbbsp_mx.trainer.overlap import PartFences
 from lbbsp_mx.trainer.session import (
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class StoreTrainer(gluon.Trainer):
+class StoreTrainer(OwnTrainer):
     """Gluon's trainer, with the methods that it calls itself.
 
     Several workers exchange parameters and sums over `_store`; of a single one, gluon's own code
@@ -116,6 +119,19 @@ class StoreTrainer(gluon.Trainer):
         if deferred:
             vars(param).pop("_finish_deferred_init", None)
             self._init_params()
+
+
+@cache
+def _with_peers() -> WeakSet[Trainer]:
+    """Returns the trainers of several workers, whose gradients are summed before clipping."""
+    trainers: WeakSet[Trainer] = WeakSet()
+
+    def sum_for_clipping(arrays: Sequence[mx.nd.NDArray]) -> None:
+        for each in trainers:
+            each.sum_for_clipping(arrays)
+
+    compat.watch_clipping(sum_for_clipping)
+    return trainers
 
 
 class Trainer(TrainingControl, StoreTrainer):
@@ -211,6 +227,7 @@ class Trainer(TrainingControl, StoreTrainer):
         self.mean_loss, self._global_batch_size = mean_loss, global_batch_size
         self._total = 0.0  # by which gradients are divided; 0 if none are summed
         self._is_mean = False  # whether the gradients are divided already
+        self._clipped: Arrays = []  # parameters whose gradients were summed early, for clipping
         self._parts = parts = TrainerParts(self)
         if beside is None:
             session = start_session(parts, global_batch_size, chosen, accumulate)
@@ -238,6 +255,8 @@ class Trainer(TrainingControl, StoreTrainer):
     def _join_workers(self) -> None:
         """Compares this trainer with those of the other workers, and sends the parameters."""
         SampleWeights.of_process()
+        SampleWeights.of_process()
+        _with_peers().add(self)
         if not self._steps.is_beside:
             self._fences.timer = self._session.meter.overlap
         keep_whole(self._params)
@@ -273,6 +292,12 @@ class Trainer(TrainingControl, StoreTrainer):
                 "step must not follow allreduce_grads, because it would sum and divide the "
                 "gradients again: call update(batch_size) in its place, or step alone"
             )
+        if self._take_clipped(weight):
+            self._steps.now.check(batch_size)
+            super().update(self._total, ignore_stale_grad)
+            self._total = 0.0
+            self._end_step(self._session.step - 1)
+            return
         self._begin(batch_size, weight)
         step = self._session.step
         if self._needs_sums(ignore_stale_grad):
@@ -304,18 +329,10 @@ class Trainer(TrainingControl, StoreTrainer):
         Raises:
             ValueError: As for `step`.
         """
-        self._begin(batch_size, weight)
-        if self._contains_sparse_weight and self._store.workers == 1:
-            raise ValueError(
-                "allreduce_grads needs dense parameters, because gluon updates sparse ones in its "
-                "store: call step, or leave stype='row_sparse' out"
-            )
-        super().allreduce_grads()
-        self._finish_sums()
+        if not self._take_clipped(weight):
+            self._sum(batch_size, weight)
         if self._steps.now.is_planned or self.mean_loss or self._steps.weight is not None:
-            for number in learning(self._params):
-                for gradient in self._params[number].list_grad():
-                    gradient /= self._total
+            self._divide()
             self._is_mean = True
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -329,7 +346,7 @@ class Trainer(TrainingControl, StoreTrainer):
         Raises:
             ValueError: `allreduce_grads` was not called before, or the batch size is another one.
         """
-        if not self._total:
+        if self._clipped or not self._total:
             if self._store.workers == 1 and self._session.order is None:
                 super().update(batch_size, ignore_stale_grad)  # sums nothing over one device
                 return
@@ -342,9 +359,59 @@ class Trainer(TrainingControl, StoreTrainer):
         super().update(total, ignore_stale_grad)
         self._end_step(self._session.step - 1)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Trainer:
-        """Returns itself: the parameters of a copied network refer to the trainer."""
-        return self
+    def sum_for_clipping(self, arrays: Iterable[mx.nd.NDArray]) -> None:
+        """Sums the gradients over workers, if any of `arrays` is one that a batch has computed.
+
+        Clipping by their global norm then does what it does in one process.
+        """
+        params = [self._params[number] for number in learning(self._params)]
+        fresh = [each for param in params for each in param._data or () if each._fresh_grad]
+        own = {id(gradient) for param in params for gradient in param._grad or ()}
+        if not fresh or self._is_mean or own.isdisjoint(map(id, arrays)):
+            return
+        if self._steps.is_beside:
+            raise ValueError(
+                "clip_global_norm would clip by the gradients of this worker alone: call "
+                "allreduce_grads(batch_size=...) before, and update(batch_size) afterwards"
+            )
+        self._sum(None, None)
+        if self.mean_loss:
+            self._divide()
+            self._total = 1.0
+        self._clipped = fresh
+        for each in fresh:  # so that those of another batch can be told from them
+            each._fresh_grad = False
+
+    def _take_clipped(self, weight: Weight) -> bool:
+        """Returns whether the gradients of this batch were summed by `sum_for_clipping`."""
+        clipped, self._clipped = self._clipped, []
+        params = (self._params[number] for number in learning(self._params))
+        if not clipped or any(each._fresh_grad for one in params for each in one._data or ()):
+            return False
+        if weight is not None:
+            raise ValueError(
+                "clip_global_norm must not precede a sum with a weight: call "
+                "allreduce_grads(weight=...), clip the mean gradients, and call update(batch_size)"
+            )
+        for each in clipped:
+            each._fresh_grad = True
+        return True
+
+    def _sum(self, batch_size: int | None, weight: Weight) -> None:
+        """Begins a step, and waits for the sums of its gradients."""
+        self._begin(batch_size, weight)
+        if self._contains_sparse_weight and self._store.workers == 1:
+            raise ValueError(
+                "allreduce_grads needs dense parameters, because gluon updates sparse ones in its "
+                "store: call step, or leave stype='row_sparse' out"
+            )
+        super().allreduce_grads()
+        self._finish_sums()
+
+    def _divide(self) -> None:
+        for number in learning(self._params):
+            for gradient in self._params[number].list_grad():
+                gradient /= self._total
 
     def _begin(self, batch_size: int | None, weight: Weight) -> None:
         """Begins a step or a sum, if it fits the plan and the batches that were drawn."""
@@ -393,3 +460,6 @@ class Trainer(TrainingControl, StoreTrainer):
         super()._update(ignore_stale_grad)
         for stage in self._stages:
             stage.after_update()
+
+
+_with_peers()  # before scripts import the function that clips

@@ -151,6 +151,19 @@ def test_an_ndarrayiter_without_batch_size_would_train_on_single_samples():
     assert store.balance(forgotten, global_batch_size=1).batch_size == 1  # meant so
 
 
+def test_a_store_has_the_states_of_its_own_optimizer_only(tmp_path):
+    store, file = lbbsp_mx.KVStore("local"), str(tmp_path / "states")
+    for call in store.save_optimizer_states, store.load_optimizer_states:
+        with pytest.raises(NotImplementedError, match="no optimizer in this process, whose"):
+            call(file)
+    store.set_optimizer(mx.optimizer.SGD(momentum=0.9))
+    store.init(3, nd.ones(2))
+    store.push(3, nd.ones(2))
+    store.save_optimizer_states(file)
+    store.load_optimizer_states(file)
+    assert len(store._updater.states) == 1
+
+
 def test_arrays_need_a_global_batch_size():
     store = lbbsp_mx.KVStore("local")
     with pytest.raises(ValueError, match="global_batch_size must be given, because only an NDA"):
@@ -208,7 +221,7 @@ def asynchronous(**options):
         ),
         (lambda: trainer(compare_weights=True), "compare_weights must be an integer >= 1, got T"),
         (lambda: asynchronous(wait_seconds=0), "wait_seconds must be finite and > 0, got 0"),
-        (lambda: asynchronous().batch_sampler(64.0), "num_samples must be an integer >= 1"),
+        (lambda: asynchronous().batch_sampler(64.0), "data must be a data set with a length, or i"),
         (lambda: asynchronous().batch_sampler(64, epochs=0), "epochs must be an integer >= 1"),
         (lambda: lbbsp_mx.LoadBalancingHandler(checkpoint=5), "checkpoint must be a path, got 5"),
         (lambda: lbbsp_mx.LoadBalancingHandler(checkpoint="a", every=True), "every must be 'epoc"),

@@ -1,7 +1,6 @@
 """In one process: mean gradients, accumulation, sparse gradients and weights, as in gluon."""
 
 import logging
-from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -20,6 +19,7 @@ from helpers import (
     weights,
 )
 from mxnet import autograd, gluon, nd
+from mxnet.gluon.contrib.estimator import Estimator
 
 import lbbsp_mx
 from lbbsp_core import Limits, SessionOptions
@@ -93,6 +93,23 @@ def test_accumulated_gradients_are_those_of_all_batches_of_a_step(devices):
             backward(whole, *(nd.concat(*each, dim=0) for each in zip(*taken, strict=True)))
             reference.step(sum(len(x) for x, _ in taken))
             taken.clear()
+    assert_close(net, whole, atol=1e-6)
+
+
+def test_the_estimator_makes_a_step_after_all_parts_of_an_update():
+    net, whole = network(), network()
+    net.collect_params().setattr("grad_req", "add")
+    trainer, reference = trainer_of(net, accumulate=4), stock(whole)
+    estimator = Estimator(net, LOSS, mx.metric.Accuracy(), trainer=trainer)
+    handler = lbbsp_mx.LoadBalancingHandler()
+    for batches_of_fit in (12, 4):  # the second fit is left in the middle of an epoch
+        estimator.fit(batches(trainer), batches=batches_of_fit, event_handlers=[handler])
+    for epoch in (0, 1):
+        order = np.random.default_rng((5, epoch)).permutation(SAMPLES)
+        for begin in (0, X, 2 * X)[: 3 - 2 * epoch]:
+            chosen = order[begin : begin + X]
+            backward(whole, nd.array(FEATURES[chosen]), nd.array(LABELS[chosen]))
+            reference.step(X)
     assert_close(net, whole, atol=1e-6)
 
 
@@ -171,9 +188,8 @@ def test_the_granularity_is_the_number_of_devices_times_parts(
 
 @pytest.mark.parametrize(("largest", "granularity"), [(3, None), (4, 4)])
 def test_limits_may_leave_no_plan_in_multiples_of_the_devices(largest, granularity, caplog):
-    two = SimpleNamespace(workers=2, all_gather=lambda row: [row] * 2)
     options = SessionOptions(limits=[Limits(1, largest), Limits()])
-    assert with_granularity(options, two, 16, 4, 1).granularity == granularity
+    assert with_granularity(options, [4, 4], 16).granularity == granularity
     assert ("in multiples of 4" in caplog.text) == (granularity is None)
 
 

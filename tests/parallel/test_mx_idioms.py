@@ -16,6 +16,13 @@ EXACT = [
     "sparse_devices",
     "sparse_parameter",
     "sparse_parameter_devices",
+    "norm",
+    "norm_mean_loss",
+    "norm_skipped",
+    "norm_accumulated",
+    "norm_devices",
+    "norm_of_sparse",
+    "norm_of_heads",
     "weighted",
     "weighted_mean_loss",
     "weighted_accumulated",
@@ -42,6 +49,8 @@ MISUSES = {
     "no_weight": "the sum of `weight` over all workers must be > 0, got 0",
     "step_of_means": "call update(batch_size) in its place",
     "negative_weight": "weight must be a finite number >= 0, got -1.0",
+    "norm_of_weighted": "call allreduce_grads(weight=...), clip the mean gradients, and call upda",
+    "second_sum": "has no new batch, because the last one has had its step: for further sums",
     "weight_on_one": "worker 1 passes a weight with its gradients, and worker 0 none",
 }
 

@@ -15,6 +15,7 @@ CASES = [
     "weighted",
     "clipped",
     "synchronised",
+    "sharpness_aware",
 ]
 MISUSES = {
     "differing_rates": "learning rate of trainer 1 (0.02 on worker 0, 0.02 on worker 1, 0.5 on",

@@ -9,6 +9,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from mx_parts import Warnings, largest, weights
 from mxnet import autograd, gluon, nd
+from mxnet.gluon.utils import clip_global_norm
 from report import answer_all, result
 
 from lbbsp_core.cost import Proportional
@@ -74,8 +75,9 @@ class Case:
     """One way to train."""
 
     def __init__(self, clip=None, mean=False, parts=1, devices=1, sparse=False, table=False,
-                 weighted=False, few=False, loader=None):  # fmt: skip
+                 weighted=False, few=False, loader=None, norm=None, skips=False):  # fmt: skip
         self.clip, self.mean, self.parts, self.devices = clip, mean, parts, devices
+        self.norm, self.skips = norm, skips  # largest global norm; whether larger ones are left out
         self.sparse, self.table, self.weighted = sparse, table, weighted
         self.few, self.loader = few, loader or {}
         self.mask = MASK * (IDS[:, :1] < 2) if few else MASK  # some workers have no valid token
@@ -147,6 +149,13 @@ CASES = {
     "heads_accumulated": Heads(parts=2),
     "heads_devices": Heads(devices=2),
     "heads_sparse": Heads(sparse=True, clip=0.02, devices=2),
+    "norm": Case(norm=5),
+    "norm_mean_loss": Case(norm=0.12, mean=True),
+    "norm_skipped": Case(norm=7, skips=True),
+    "norm_accumulated": Case(norm=5, parts=2),
+    "norm_devices": Case(norm=5, devices=2),
+    "norm_of_sparse": Case(norm=5, sparse=True, table=True),
+    "norm_of_heads": Heads(norm=5),
     "weighted": Case(weighted=True),
     "weighted_mean_loss": Case(weighted=True, mean=True, clip=0.02),
     "weighted_accumulated": Case(weighted=True, parts=2),
@@ -164,6 +173,12 @@ def clip(net, contexts, largest):
     for context in contexts:
         for array in gradients(net, context):
             nd.clip(array, -largest, largest, out=array)
+
+
+def limit_norm(net, case, contexts):
+    """Clips by the global norm before a step; returns whether the step is to be left out."""
+    norms = [clip_global_norm(gradients(net, context), case.norm) for context in contexts]
+    return case.skips and norms[0] > case.norm
 
 
 def make(net, **options):
@@ -195,7 +210,7 @@ def together(case):
                 trainer.allreduce_grads(**weight)
                 clip(net, contexts, case.clip)
                 trainer.update((1, local, total)[steps % 3], **case.stale)
-            else:
+            elif not (case.norm and limit_norm(net, case, contexts)):
                 trainer.step(len(parts[-1][0]), **weight, **case.stale)
             if case.parts > 1:
                 net.collect_params().zero_grad()
@@ -206,7 +221,9 @@ def together(case):
 
 def alone(case):
     """Trains one process on the same samples by gluon's own trainer."""
-    one = type(case)(sparse=case.sparse, weighted=case.weighted, few=case.few)
+    one = type(case)(
+        sparse=case.sparse, weighted=case.weighted, few=case.few, norm=case.norm, skips=case.skips
+    )
     net = one.network(1, [mx.cpu()])
     start = weights(net)
     trainer = gluon.Trainer(net.collect_params(), "sgd", dict(SGD), kvstore=None)
@@ -216,6 +233,10 @@ def alone(case):
             index = order[begin : begin + X]
             batch = [nd.array(each[index]) for each in (IDS, LABELS, one.mask)]
             one.backward(net, batch, [mx.cpu()])
+            if case.norm and case.mean:
+                one.norm = case.norm * len(index)
+            if case.norm and limit_norm(net, one, [mx.cpu()]):
+                continue
             count = one.mask[index].sum() if case.weighted else len(index)
             for gradient in gradients(net, mx.cpu()):
                 gradient /= count
@@ -228,7 +249,8 @@ def alone(case):
 # --- misuse ---------------------------------------------------------------------------------------
 
 
-def train(case=None, per_step=1, last=None, weight=None, size=None, norms=False, **options):
+def train(case=None, per_step=1, weight=None, size=None, norms=False, norm=None, second=False,
+          **options):  # fmt: skip
     """Steps after `per_step` loader batches."""
     case = case or Case()
     net = case.network(1, [mx.cpu()])
@@ -239,8 +261,12 @@ def train(case=None, per_step=1, last=None, weight=None, size=None, norms=False,
         parts = list(islice(batches, per_step))
         for part in parts:
             case.backward(net, part, [mx.cpu()])
-        if norms:
+        if norms or second:
             trainer.allreduce_grads()
+        if second:
+            trainer.allreduce_grads()
+        if norm:
+            clip_global_norm(gradients(net, mx.cpu()), norm)
         if size is None:
             trainer.step(len(parts[-1][0]), **({} if weight is None else {"weight": weight}))
         else:
@@ -272,6 +298,8 @@ MISUSES = {
     "no_weight": lambda: train(weight=0.0),
     "step_of_means": lambda: train(norms=True),
     "negative_weight": lambda: train(weight=-1.0),
+    "norm_of_weighted": lambda: train(weight=1.0, norm=1.0),
+    "second_sum": lambda: train(second=True),
     "weight_on_one": lambda: train(weight=1.0 if rank == 1 else None),
 }  # fmt: skip
 

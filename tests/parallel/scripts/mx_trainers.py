@@ -3,6 +3,7 @@
 import itertools
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import lbbsp_mx
@@ -208,6 +209,55 @@ def busy_seconds(folder):
     return [line.busy_seconds for line in read_run(folder).steps[1:]] if rank == 0 else None
 
 
+def sharpness_aware(net, batch, sum_first, step):
+    """Makes a step of SAM, by the gradients of weights that are moved along their gradients."""
+    _, noise, value = batch
+    params = [*net.collect_params().values()]
+
+    def backward():
+        with autograd.record():
+            loss = net(noise).tanh().sum(axis=1) * value
+        loss.backward()
+
+    backward()
+    sum_first(len(noise))
+    before = [param.data().copy() for param in params]
+    for param in params:
+        param.data()[:] += 0.01 * param.grad()
+    backward()
+    for param, data in zip(params, before, strict=True):
+        param.data()[:] = data
+    step(len(noise))
+
+
+def sharpness_aware_together():
+    net = networks(Case(), 1 + rank)[0]
+    trainer = make(net)
+    first, sizes = make(net, beside=trainer), set()
+    sampler = trainer.batch_sampler(SAMPLES, seed=0)
+    for batch in gluon.data.DataLoader(DATA, batch_sampler=sampler):
+        sizes.add(len(batch[0]))
+        sharpness_aware(
+            net, batch, lambda count: first.allreduce_grads(batch_size=count), trainer.step
+        )
+    return weights(net), len(sizes)
+
+
+def sharpness_aware_alone():
+    net = networks(Case(), 1)[0]
+    trainer, start = gluon.Trainer(net.collect_params(), LEADING[0], dict(LEADING[1])), weights(net)
+
+    def divide(count):
+        for param in net.collect_params().values():
+            param.grad()[:] /= count
+
+    order = np.random.default_rng((0, 0)).permutation(SAMPLES)
+    for begin in range(0, SAMPLES, X):
+        batch = [nd.array(each[order[begin : begin + X]]) for each in (REAL, SEEDS, VALUE)]
+        sharpness_aware(net, batch, divide, trainer.step)
+    return start, weights(net)
+
+
 # --- misuse ---------------------------------------------------------------------------------------
 
 
@@ -335,11 +385,13 @@ def apart():
 store = lbbsp_mx.KVStore("dist_sync")
 rank = store.rank
 warnings = Warnings()
-for name, case in CASES.items():
-    ours, sizes = together(case)
+runs = {name: (partial(together, case), partial(alone, case)) for name, case in CASES.items()}
+runs["sharpness_aware"] = sharpness_aware_together, sharpness_aware_alone
+for name, (shared, single) in runs.items():
+    ours, sizes = shared()
     found = {"sizes": sizes}
     if rank == 0:
-        start, reference = alone(case)
+        start, reference = single()
         found |= {"difference": largest(ours, reference), "moved": largest(start, reference)}
     result(name, found)
 result("busy_seconds", busy_seconds(FOLDER / "run"))
