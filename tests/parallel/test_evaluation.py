@@ -9,12 +9,9 @@ CASES = [
     "sum",
     "masked",
     "auc",
-    "summed_function",
     "summed_compute_loss",
-    "average_loss",
     "two_kinds_of_sums",
     "metrics_by_hand",
-    "functions_by_hand",
     "unknown_length",
 ]
 MIRRORED = ["own_test_step", "scalar_loss", "recurrent", "sum", "masked", "metrics_by_hand",

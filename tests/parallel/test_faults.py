@@ -43,9 +43,9 @@ def by_hand(popen):
 @pytest.mark.parametrize(
     ("fault", "status", "says"),
     [
-        ("stop", None, "has given no sign of life for 4 s; with its last one it was"),
         ("exit_0_in_step", 1, r"has left \(at the end of its script, before step 1"),
         *campaign(
+            ("stop", None, "has given no sign of life for 4 s; with its last one it was"),
             ("exit_3_in_step", 3, "has failed: see its output"),
             ("raise_with_hook", 1, "has failed: see its output"),
             ("exit_0_at_strategy", 1, r"has left \(at the end of its script, before step 0"),

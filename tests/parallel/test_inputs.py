@@ -22,7 +22,7 @@ SAMPLES = 4 * 32 + 11
 LATER = ["hdf5", "items", "py_dataset", "tfrecords", "in_order", "own_steps", "batch_map"]
 KINDS = [
     *on(2, *(kind for kind in LAGS if kind not in LATER), campaign=LATER),
-    *on(3, "items", "by_work", campaign=["shuffled_stream", "own_steps"]),
+    *on(3, campaign=["items", "by_work", "shuffled_stream", "own_steps"]),
 ]
 ONLY_BY_FIT = "can only be trained on by fit(..., callbacks=[balancer])"
 REFUSED = {
@@ -69,7 +69,7 @@ def test_changing_plans_learn_what_one_process_learns(found, workers, kind):
     assert {rank[kind]["lag"] for rank in found[workers]} == {LAGS[kind]}
 
 
-@pytest.mark.parametrize(("workers", "kind"), [*on(2, "by_work"), *on(3, "by_work")])
+@pytest.mark.parametrize(("workers", "kind"), [*on(2, "by_work"), *on(3, campaign=["by_work"])])
 def test_steps_are_cut_where_their_work_is(found, workers, kind):
     sizes, plans = found[workers][0][kind]["sizes"], found[workers][0][kind]["plans"]
     assert all(rank[kind]["sizes"] == sizes for rank in found[workers])

@@ -9,11 +9,11 @@ EXACT = [
         2,
         "loop",
         "own_step_sum",
-        "own_step_compute_average_loss",
         "two_optimizers",
         "mask",
-        "mean_with_sample_weight",
         campaign=[
+            "own_step_compute_average_loss",
+            "mean_with_sample_weight",
             "scalar_loss_class",
             "scalar_function",
             "add_loss_vector",
@@ -27,7 +27,7 @@ EXACT = [
             "two_masks",
         ],
     ),
-    *on(3, "own_step_vector", campaign=["scalar_function", "endpoint", "mask_and_weights"]),
+    *on(3, campaign=["own_step_vector", "scalar_function", "endpoint", "mask_and_weights"]),
 ]
 REFUSED = {
     "own_step_clips": "let the optimizer do it: clipnorm, global_clipnorm or clipvalue",

@@ -18,7 +18,7 @@ from lbbsp_core.validate import one_line
 
 pytestmark = needs_mxnet
 NEEDS_SKLEARN = True
-X, SAMPLES, EPOCHS, PERIOD = 48, 20 * 48 + 13, 2, 2  # of mx_async
+X, SAMPLES, EPOCHS, PERIOD = 48, 10 * 48 + 13, 2, 2  # of mx_async
 
 
 class Scheme(NamedTuple):

@@ -9,14 +9,11 @@ from jobs import chosen
 
 CASES = [
     "ema_overwrite",
-    "accumulation_clipped",
     "loss_scaling_accumulation_overflow",
     "mixed_float16_overflow",
     "adversarial_containers",
-    "multi_optimizer",
     "schedule_free_adamw",
     "sum_twice",
-    "sum_in_apply",
     "sum_critic",
 ]
 ON_THREE = [  # all sums take a minute more of the campaigns

@@ -14,7 +14,7 @@ MIRRORED = [
     "stream_that_is_not_read_ahead",
     "reshuffled_items",
 ]
-WORKERS = ["own_logs", "shuffled_stream"]
+WORKERS = ["own_logs"]
 
 
 @pytest.mark.parametrize(

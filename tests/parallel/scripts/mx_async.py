@@ -56,7 +56,7 @@ MOMENTUM = ("sgd", {"learning_rate": 0.2, "momentum": 0.9, "wd": 1e-4})
 PLAIN = ("sgd", {"learning_rate": 0.3})
 TRAINING, HELD_OUT = digits.digits()
 IMAGES, LABELS = TRAINING.x.reshape(len(TRAINING.y), -1), TRAINING.y.astype("f4")
-SAMPLES = 20 * X + 13
+SAMPLES = 10 * X + 13
 CONTEXTS = [mx.cpu(0), mx.cpu(1)] if "shares" in sys.argv[5:] else [mx.cpu()]
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
