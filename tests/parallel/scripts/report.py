@@ -1,11 +1,14 @@
 """What all worker scripts share: how they tell the test what they saw."""
 
+import gc
 import json
 import os
 import sys
 
 import numpy as np
 import psutil
+
+gc.freeze()  # what imports have left, for the collections by each loader of gluon
 
 
 def result(name: str, value: object) -> None:
