@@ -19,7 +19,14 @@ from lbbsp_tf.compat.metrics import (
     token_means_scaled,
     with_results_of_all,
 )
-from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply, sum_gradients
+from lbbsp_tf.compat.optimizers import (
+    Apply,
+    Gradient,
+    Gradients,
+    intercepted_apply,
+    note_optimizers,
+    sum_gradients,
+)
 from lbbsp_tf.compat.outputs import write_once_per_job
 from lbbsp_tf.compat.probing import (
     Switches,

@@ -37,6 +37,7 @@ def inventory() -> Iterator[State]:
         "evaluation on any number of rows": evaluation,
         "files written once per job": lambda: compat.write_once_per_job(1),
         "gradients before `apply`": lambda: compat.intercepted_apply(lambda *_: None),
+        "optimizers that are applied": compat.note_optimizers,
         "one replica in the user's code": compat.replicas_view,
         "means over tokens": lambda: compat.token_means_scaled(lambda tokens, _: tokens),
         "vectors of `add_loss`": lambda: compat.added_vectors_scaled(tf.ones(()), row),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
+from weakref import WeakSet
 
 import keras
 import tensorflow as tf
@@ -70,6 +71,21 @@ def intercepted_apply(handler: Callable[[Gradients, Apply], Gradients]) -> Itera
             yield
     finally:
         _steps_in_progress.remove(handler)
+
+
+_applied: WeakSet[Optimizer] = WeakSet()
+
+
+def note_optimizers() -> WeakSet[Optimizer]:
+    """Returns a set to which optimizers are added when steps that apply them are run or traced."""
+
+    def noted(update: Method, self: Optimizer, *args: Nest, **kw: Nest) -> None:
+        _applied.add(self)
+        update(self, *args, **kw)
+
+    patch(TFOptimizer, "_backend_update_step", noted)
+    _applied.clear()
+    return _applied
 
 
 def sum_gradients(gradients: Nest) -> Nest:

@@ -216,15 +216,30 @@ def _updated_metrics(model: keras.Model) -> dict[str, object]:
 
 
 def optimizers_of(model: keras.Model) -> Iterable[keras.optimizers.Optimizer]:
-    """Returns the optimizers that a model has as attributes, or in lists or dictionaries."""
-    found = {}
-    for value in vars(model).values():
+    """Returns the optimizers that a model has, and the models and layers that it consists of.
+
+    They are attributes, or in lists or dictionaries.
+    """
+    # A MultiOptimizer has no learning rate of its own.
+    held = (one for layer in model._flatten_layers() for one in _optimizers_in(layer))
+    all_held = (each for one in held for each in getattr(one, "optimizers", ()) or [one])
+    return {id(each): each for each in all_held}.values()
+
+
+def not_found(
+    applied: Iterable[keras.optimizers.Optimizer], model: keras.Model
+) -> list[keras.optimizers.Optimizer]:
+    """Returns those of the applied optimizers that `optimizers_of` and their wrappers lack."""
+    found = [*optimizers_of(model)]
+    known = {id(each) for one in found for each in (one, *_optimizers_in(one))}
+    return [each for each in applied if id(each) not in known]
+
+
+def _optimizers_in(owner: object) -> Iterator[keras.optimizers.Optimizer]:
+    for value in vars(owner).values():
         held = value.values() if isinstance(value, Mapping) else value
-        for item in held if isinstance(held, list | tuple | ValuesView) else [held]:
-            if isinstance(item, keras.optimizers.Optimizer):
-                # A MultiOptimizer has no learning rate of its own.
-                found.update({id(each): each for each in getattr(item, "optimizers", ()) or [item]})
-    return found.values()
+        items = held if isinstance(held, list | tuple | ValuesView) else [held]
+        yield from (each for each in items if isinstance(each, keras.optimizers.Optimizer))
 
 
 def _crc32(variables: Iterable[object]) -> int:

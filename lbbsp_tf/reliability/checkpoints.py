@@ -96,6 +96,7 @@ class Checkpoints:
             )
         self._model = model
         self._state = ModelState(model, self._strategy, self._session.rank)
+        self._applied = compat.note_optimizers()
         self._last_epoch = epochs
         self._callbacks = compat.running_callbacks()
         self._epochs = compat.latest_epochs()
@@ -158,6 +159,8 @@ class Checkpoints:
         After the last batch of an epoch, it is written at the end of the epoch.
         """
         self._place = self._place._replace(batch=batch + 1)
+        self._state.check_optimizers(self._applied)
+        self._applied.clear()  # a step that is traced once is checked once
         if is_last:
             return
         if self._session.workers == 1 and self._session.extensions[Stopping].preemption_requested:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ from lbbsp_core.runtime.checkpoint.checkpoint import (
     typed_arrays,
 )
 from lbbsp_tf import compat
-from lbbsp_tf.exactness.agreement import optimizers_of
+from lbbsp_tf.exactness.agreement import not_found, optimizers_of
 from lbbsp_tf.exchange.collectives import MirroredCollectives
 
 
@@ -41,6 +41,17 @@ class ModelState:
             path = re.sub(r"_\d+(?=/|$)", "", each.path)  # without Keras's numeric suffixes
             facts[f"variable {i} of the model"] = f"{path} {tuple(each.shape)} {each.dtype}"
         return facts
+
+    def check_optimizers(self, applied: Iterable[keras.optimizers.Optimizer]) -> None:
+        """Raises ValueError if a state has not all optimizers that the steps apply."""
+        lacking = [type(each).__name__ for each in not_found(applied, self._model)]
+        if lacking:
+            raise ValueError(
+                "checkpoints hold the optimizers that are attributes of the model or its layers, "
+                f"and {type(self._model).__name__}.train_step also applies "
+                f"{', '.join(sorted(lacking))}, which would begin anew after a restart: keep each "
+                "as an attribute of the model, or leave out checkpoint="
+            )
 
     def untracked_variables(self) -> Iterator[tuple[str, str]]:
         """Yields the names of layers, and of attributes that hold variables Keras does not know."""
