@@ -170,7 +170,7 @@ def share_checkpoint(
     if collectives is None or collectives.rank == 0:
         try:
             found = read()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError) as error:
             problem = str(error)
     if collectives is not None:
         found, problem = _shared(found, problem, collectives)

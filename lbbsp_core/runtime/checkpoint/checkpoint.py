@@ -7,11 +7,13 @@ of it. It is written under another name, flushed to the disk, and renamed. The t
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import logging
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -103,24 +105,25 @@ def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def newest_checkpoint(folder: str | Path) -> Checkpoint | None:
-    """Reads the newest complete checkpoint; others are skipped with a warning.
+    """Reads the newest complete checkpoint; damaged ones are skipped with a warning.
 
-    Others are damaged, or cannot be read (an error of the disk, permissions). Returns None if there
-    is no checkpoint at all. Raises an error if there are some, but none is usable, or the newest
-    was written by another version of lbbsp.
+    Returns None if there is no checkpoint at all.
+
+    Raises:
+        ValueError: All are damaged, or the newest was written by another version of lbbsp.
+        OSError: The newest cannot be read, by an error of the disk or for lack of permissions; it
+            may be complete.
+        MemoryError: There is not enough memory for it.
     """
     problems: list[Exception] = []
     for path in reversed(_paths(Path(folder))):
         try:
             return read_checkpoint(path)
-        except (ValueError, OSError) as error:  # noqa: PERF203
+        except ValueError as error:  # noqa: PERF203
             if isinstance(error, _OtherFormatError):
                 raise
             logger.warning("%s: trying the checkpoint before it", error)
             problems.append(error)
-    for problem in problems:  # it may be complete, so that deleting it is no remedy
-        if isinstance(problem, OSError):
-            raise problem
     if problems:
         raise ValueError(
             f"{folder} has no complete checkpoint ({problems[0]}): delete its step-*.npz files to "
@@ -137,7 +140,20 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         except _OtherFormatError:
             raise
         except Exception as error:  # damaged archives raise errors of a dozen types
+            if _is_of_machine(error, os.fstat(file.fileno()).st_size):
+                raise
             raise ValueError(f"{path} is damaged or no checkpoint: {error!r}") from None
+
+
+def _is_of_machine(error: Exception, size: int) -> bool:
+    """Returns whether an error while a file of `size` bytes is read says nothing of the file.
+
+    A damaged archive may name a negative position, or an array that is larger than itself.
+    """
+    if isinstance(error, OSError):
+        return error.errno not in (None, errno.EINVAL)
+    claimed = math.prod(getattr(error, "shape", ()))
+    return isinstance(error, MemoryError) and claimed <= size
 
 
 def _parse(file: BinaryIO, path: str | Path) -> Checkpoint:

@@ -1,9 +1,11 @@
 """Checkpoints are complete or absent, whatever interrupts a write or damages a file."""
 
+import errno
 import os
 import shutil
 import stat
 import sys
+import zipfile
 from itertools import count
 
 import numpy as np
@@ -135,26 +137,47 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def make_a_folder(path):
+def test_a_damaged_one_is_skipped_with_its_name_if_there_is_another(tmp_path, caplog):
+    first, second = (write_checkpoint(tmp_path, checkpoint(step)) for step in (1, 2))
+    cut(second)
+    assert_same(newest_checkpoint(tmp_path), checkpoint(1))
+    assert str(second) in caplog.text
+    cut(first)
+    with pytest.raises(ValueError, match=r"step-000000002.npz is damaged.*delete its step-\*"):
+        newest_checkpoint(tmp_path)
+
+
+def make_a_folder(path, patch):
     path.unlink()
     path.mkdir()  # an OSError for all users, root included
 
 
+def fail(error):
+    """Lets a read in the middle of the file raise an error."""
+
+    def fail_in(path, patch):
+        def crc32(*_):
+            raise error
+
+        patch.setattr(zipfile, "crc32", crc32)
+
+    return fail_in
+
+
 @pytest.mark.parametrize(
-    ("damage", "error", "said"),
+    ("prevent", "error", "said"),
     [
-        (cut, ValueError, r"step-000000002.npz is damaged.*delete its step-\*"),
         (make_a_folder, OSError, "Is a directory: .*step-000000002.npz"),
+        (fail(OSError(errno.EIO, "Input/output error")), OSError, "^.Errno 5. Input/output error"),
+        (fail(MemoryError("no more")), MemoryError, "^no more$"),
     ],
 )
-def test_one_that_cannot_be_read_is_skipped_with_its_name_if_there_is_another(
-    tmp_path, caplog, damage, error, said
+def test_one_that_may_be_complete_is_not_skipped_but_its_error_shown(
+    tmp_path, monkeypatch, prevent, error, said
 ):
-    first, second = (write_checkpoint(tmp_path, checkpoint(step)) for step in (1, 2))
-    damage(second)
-    assert_same(newest_checkpoint(tmp_path), checkpoint(1))
-    assert str(second) in caplog.text
-    cut(first)
+    for step in (1, 2):
+        path = write_checkpoint(tmp_path, checkpoint(step))
+    prevent(path, monkeypatch)
     with pytest.raises(error, match=said):
         newest_checkpoint(tmp_path)
 
