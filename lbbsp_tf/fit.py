@@ -55,6 +55,7 @@ class BalancedFit(keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         """Checks the arguments of the fit, and starts the session with the handshake."""
         self._in_fit = False  # a failed fit does not call on_train_end
+        self._training.user = self
         running = compat.running_callbacks()
         checks.check_callbacks(running, BalancedFit)
         order = self._input.order

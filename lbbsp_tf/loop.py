@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.extensions.settings import Settings
+from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.dataset import PlaceholderDataset
@@ -30,7 +31,10 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
         self._run: Callable[..., Nest] | None = None
         self._graph: tf.Graph | None = None
         self._found: list[tf.Variable] | None = None
+        self._has_stopped = False  # without other workers
         self._active = self._leader.workers > 1
+        self._is_left = False  # in the middle of an epoch
+        training.user = self
         kind = PlaceholderDataset if self._active else tf.data.Dataset
         if not isinstance(data, kind):  # rows of an array would be single samples
             raise ValueError("a loop needs the data of the balancer: pass balancer.dataset(x, y)")
@@ -38,6 +42,8 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
             data.example()  # as Keras does, to announce the data set
             training.begin({}, self._weights, self._learning_rates)
             iter(data)
+        else:
+            self._leader.extensions[Stopping].close()  # a request to the loop before
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -46,15 +52,26 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
         """Trains an epoch, and yields what the train step returns in each step.
 
         Fractional scalars are those of the global batch, the same on all workers: means or sums
-        over its samples. Other results are those of this worker's samples.
+        over its samples. Other results are those of this worker's samples. After `request_stop` an
+        epoch ends, and further ones have no steps; another loop, or a fit, begins anew.
 
         Raises:
             DisagreementError: Learning rates or weights of workers differ.
+            ValueError: The epoch before was left in its middle, or another loop or a fit of the
+                balancer has begun since.
         """
+        if self._is_left:
+            raise ValueError(
+                "the epoch before was left before its end (by break, or an error): pass "
+                "steps_per_epoch= to balancer.dataset(...) for shorter ones, or call request_stop()"
+            )
+        self._check_user()
+        self._is_left = True
+        yield from self._epoch() if self._active else self._epoch_alone()
+        self._is_left = False
+
+    def _epoch(self) -> Iterator[Nest]:
         training = self._training
-        if not self._active:
-            yield from self._epoch_alone()
-            return
         if self._run is None:
             training.begin_first_epoch(0)
             step = training.prepare(self._train_step)
@@ -69,6 +86,7 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
         for _ in range(self._leader.order.steps_per_epoch):
             if self._leader.stopping:
                 return
+            self._check_user()
             training.begin_step()
             result = compat.local(training.strategy, self._run())
             training.end_step()
@@ -76,13 +94,20 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
         training.input.end_epoch()
 
     def request_stop(self) -> None:
-        """Asks all workers to stop; their `epoch` ends after the same step."""
+        """Asks all workers to stop: their `epoch` ends after the next step, which is the same."""
         self._leader.request_stop()
 
     def close(self) -> None:
         """Ends the training; call it after the last epoch, or use the loop as a context."""
-        if self._active:
+        if self._active and self._training.user is self:
             self._training.end()
+
+    def _check_user(self) -> None:
+        if self._training.user is not self:
+            raise ValueError(
+                "another loop or a fit of this balancer has begun, which ends this one: use a "
+                "LoadBalancer for each of several loops that run in turns"
+            )
 
     def _weights(self) -> Iterator[np.ndarray]:
         return (variable.numpy() for variable in self._shared() if variable.trainable)
@@ -106,10 +131,19 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
 
     def _epoch_alone(self) -> Iterator[Nest]:
         if self._run is None:
+            self._leader.begin_epoch(0)  # a loop before may have been left in the middle of one
             run, function = self._training.strategy.run, self._train_step.function
             self._run = tf.function(
                 lambda batch: run(function, args=(batch,)), autograph=False, reduce_retracing=True
             )
-        for batch in self._data:
-            yield self._run(batch)
+        requests = self._leader.extensions[Stopping]
+        for batch in self._data if not self._has_stopped else ():
+            self._check_user()
+            # As among several workers, a request is heard of in the step that follows it.
+            self._has_stopped = requests.requested
+            result = self._run(batch)
             self._leader.skip_step()
+            yield result
+            if self._has_stopped:
+                requests.close()
+                return

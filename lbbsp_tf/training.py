@@ -59,6 +59,7 @@ class Training:
         self._samples = 0  # of all replicas in the step
         self._share_of_sample = compat.plain_variable(0.0, tf.float64)
         self._sharing = Sharing(share_work, strategy, sessions)
+        self.user: object = None  # the loop or callback that has begun last
 
     def begin(
         self,

@@ -61,5 +61,5 @@ class Stopping(StepExtension):
         self.stopping = self.preempted = False
 
     def close(self) -> None:
-        """Drops a request to stop."""
-        self.requested = False
+        """Drops requests to stop, which are of the training that ends."""
+        self.requested = self.stopping = False
