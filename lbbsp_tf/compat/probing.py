@@ -6,11 +6,13 @@ batch normalisation treats samples separately, and gradients can be taken in ano
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
+from types import ModuleType
 
 import keras
 import numpy as np
@@ -18,7 +20,13 @@ import tensorflow as tf
 from keras.src.utils import traceback_utils
 from tensorflow.python.eager import record
 from tensorflow.python.ops import cond as cond_module
-from tensorflow.python.ops import gen_math_ops, gen_random_ops, gen_stateless_random_ops_v2
+from tensorflow.python.ops import (
+    gen_math_ops,
+    gen_random_ops,
+    gen_stateful_random_ops,
+    gen_stateless_random_ops,
+    gen_stateless_random_ops_v2,
+)
 from tensorflow.python.ops.gen_math_ops import select_v2
 
 from lbbsp_tf.compat.tracing import current_graph
@@ -34,6 +42,69 @@ _STATEFUL: dict[str, Method] = {
     "random_standard_normal": tf.random.stateless_normal,
     "random_uniform": tf.random.stateless_uniform,
     "truncated_normal": tf.random.stateless_truncated_normal,
+}
+
+# What stands in for distributions with parameters, which may differ by sample: functions of these
+# and of numbers in [0, 1), `uniform(shape)`, which are the same for all samples.
+
+
+def _binomial(
+    uniform: Method, shape: Nest, seed: Nest, counts: Nest, probs: Nest, dtype: tf.DType
+) -> tf.Tensor:
+    mean = tf.cast(counts, tf.float64) * tf.cast(probs, tf.float64)
+    return tf.cast(tf.floor(mean + uniform(shape)), dtype)
+
+
+def _poisson(uniform: Method, shape: Nest, rate: Nest, dtype: tf.DType, **_: Nest) -> tf.Tensor:
+    shape = tf.concat([shape, tf.shape(rate)], 0)
+    return _binomial(uniform, shape, None, 1, rate, dtype)
+
+
+def _gamma(uniform: Method, shape: Nest, alpha: tf.Tensor, **_: Nest) -> tf.Tensor:
+    noise = uniform(tf.concat([shape, tf.shape(alpha)], 0))
+    return alpha * tf.cast(0.5 + noise, alpha.dtype)
+
+
+def _integers(uniform: Method, shape: Nest, low: Nest, high: Nest, **_: Nest) -> tf.Tensor:
+    low, high = tf.convert_to_tensor(low), tf.convert_to_tensor(high)
+    width = tf.cast(high, tf.float64) - tf.cast(low, tf.float64)
+    return low + tf.cast(tf.floor(width * uniform(shape)), low.dtype)
+
+
+def _category(
+    uniform: Method, logits: tf.Tensor, count: Nest, *_: Nest, output_dtype: tf.DType, **__: Nest
+) -> tf.Tensor:
+    rows, kinds = tf.unstack(tf.shape(logits))
+    bounds = (tf.cast(each, output_dtype) for each in (0, kinds))
+    return _integers(uniform, tf.stack([rows, count]), *bounds)
+
+
+def _truncated_normal(uniform: Method, shape: Nest, *given: Nest, **_: Nest) -> tf.Tensor:
+    mean, deviation, low, high = given[-4:]
+    noise = tf.cast(uniform(shape) - 0.5, mean.dtype)
+    return tf.clip_by_value(mean + deviation * noise, low, high)
+
+
+_WITH_PARAMETERS: dict[tuple[ModuleType, str], Method] = {
+    (gen_random_ops, "random_uniform_int"): _integers,
+    (gen_random_ops, "random_gamma"): _gamma,
+    (gen_random_ops, "random_poisson_v2"): _poisson,
+    (gen_random_ops, "multinomial"): _category,
+    (gen_random_ops, "parameterized_truncated_normal"): _truncated_normal,
+    (gen_stateful_random_ops, "stateful_random_binomial"): (
+        lambda uniform, state, algorithm, shape, counts, probs, dtype, **_: _binomial(
+            uniform, shape, None, counts, probs, dtype
+        )
+    ),
+    (gen_stateless_random_ops, "stateless_random_binomial"): _binomial,
+    (gen_stateless_random_ops, "stateless_random_poisson"): (
+        lambda uniform, shape, seed, lam, dtype: _binomial(uniform, shape, seed, 1, lam, dtype)
+    ),
+    (gen_stateless_random_ops, "stateless_multinomial"): _category,
+    (gen_stateless_random_ops, "stateless_parameterized_truncated_normal"): _truncated_normal,
+    (gen_stateless_random_ops_v2, "stateless_random_gamma_v3"): (
+        lambda uniform, shape, alpha, **_: alpha * tf.cast(0.5 + uniform(shape), alpha.dtype)
+    ),
 }
 
 _creates_variable = PerThread()
@@ -61,6 +132,16 @@ def noise_alike() -> Iterator[None]:
     for seed, (name, sample) in enumerate(_STATEFUL.items()):
         changed.append((gen_random_ops, name, partial(stateful, sample=sample, seed=seed)))
     changed.append((gen_random_ops, "random_shuffle", lambda _: _mixed))
+    draws = itertools.count()
+
+    def uniform(shape: Nest) -> tf.Tensor:
+        seed = next(draws), 1
+        sample = partial(tf.random.stateless_uniform, seed=seed, dtype=tf.float64)
+        return _along_last_axis(sample, shape)
+
+    for (module, name), stand_in in _WITH_PARAMETERS.items():
+        change = partial(stand_in, uniform)
+        changed.append((module, name, lambda _, change=change: change))
     places = [(module, name, partial(_only_for_noise, change)) for module, name, change in changed]
     with wrapped(*places), tf.variable_creator_scope(_with_marked_initial_value):
         yield

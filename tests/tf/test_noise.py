@@ -1,0 +1,133 @@
+"""Noise in a train step is the same for all samples while its loss is proven."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lbbsp_tf import compat
+from lbbsp_tf.exactness.proof import Refusal, prove
+from lbbsp_tf.step.train_step import TrainStep, Weighting
+
+RANDOM, SEED, COLUMNS = tf.random, (1, 2), 3
+KINDS = 7
+CATEGORIES = lambda rows: tf.zeros((rows, KINDS))  # noqa: E731
+
+# Draws of `rows` samples, by the names under which Keras and TensorFlow have the functions.
+DRAWS = {
+    "keras.beta": lambda rows: keras.random.beta((rows, COLUMNS), 2.0, 1.5),
+    "keras.binomial": lambda rows: keras.random.binomial((rows, COLUMNS), 1, 0.4),
+    "keras.categorical": lambda rows: keras.random.categorical(CATEGORIES(rows), COLUMNS),
+    "keras.dropout": lambda rows: keras.random.dropout(tf.ones((rows, COLUMNS)), 0.5),
+    "keras.gamma": lambda rows: keras.random.gamma((rows, COLUMNS), 2.0),
+    "keras.normal": lambda rows: keras.random.normal((rows, COLUMNS)),
+    "keras.randint": lambda rows: keras.random.randint((rows, COLUMNS), 0, 50),
+    "keras.truncated_normal": lambda rows: keras.random.truncated_normal((rows, COLUMNS)),
+    "keras.uniform": lambda rows: keras.random.uniform((rows, COLUMNS)),
+    "tf.categorical": lambda rows: RANDOM.categorical(CATEGORIES(rows), COLUMNS),
+    "tf.gamma": lambda rows: RANDOM.gamma((rows,), [2.0, 1.0, 3.0]),
+    "tf.normal": lambda rows: RANDOM.normal((rows, COLUMNS)),
+    "tf.poisson": lambda rows: RANDOM.poisson((rows, COLUMNS), 1.4),
+    "tf.truncated_normal": lambda rows: RANDOM.truncated_normal((rows, COLUMNS)),
+    "tf.uniform": lambda rows: RANDOM.uniform((rows, COLUMNS), 0, 50, tf.int32),
+    "tf.stateless_binomial": lambda rows: RANDOM.stateless_binomial((rows, COLUMNS), SEED, 1, 0.4),
+    "tf.stateless_categorical": (
+        lambda rows: RANDOM.stateless_categorical(CATEGORIES(rows), COLUMNS, SEED)
+    ),
+    "tf.stateless_gamma": lambda rows: RANDOM.stateless_gamma((rows, COLUMNS), SEED, 2.0),
+    "tf.stateless_normal": lambda rows: RANDOM.stateless_normal((rows, COLUMNS), SEED),
+    "tf.stateless_parameterized_truncated_normal": (
+        lambda rows: RANDOM.stateless_parameterized_truncated_normal(
+            (rows, COLUMNS), SEED, 0.0, 1.0, -0.2, 2.0
+        )
+    ),
+    "tf.stateless_poisson": lambda rows: RANDOM.stateless_poisson((rows, COLUMNS), SEED, 1.4),
+    "tf.stateless_truncated_normal": (
+        lambda rows: RANDOM.stateless_truncated_normal((rows, COLUMNS), SEED)
+    ),
+    "tf.stateless_uniform": lambda rows: RANDOM.stateless_uniform((rows, COLUMNS), SEED),
+}
+NOT_DRAWN_BY_SAMPLE = {
+    *("keras.Generator", "keras.RandomSeedGenerator", "keras.SeedGenerator", "keras.shuffle"),
+    *("tf.shuffle", "tf.set_seed", "tf.get_global_generator", "tf.set_global_generator"),
+    *("tf.create_rng_state", "tf.fold_in", "tf.split", "tf.Generator", "tf.Algorithm"),
+    # Candidates of a sampled softmax are those of a batch.
+    *("tf.all_candidate_sampler", "tf.fixed_unigram_candidate_sampler"),
+    *("tf.learned_unigram_candidate_sampler", "tf.log_uniform_candidate_sampler"),
+    "tf.uniform_candidate_sampler",
+}
+
+
+def test_the_table_has_all_random_functions():
+    public = {
+        f"{prefix}.{name}"
+        for prefix, module in (("keras", keras.random), ("tf", tf.random))
+        for name in dir(module)
+        if name[0] != "_" and callable(getattr(module, name))
+    }
+    assert public - DRAWS.keys() - NOT_DRAWN_BY_SAMPLE == set()
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_all_samples_of_batches_of_any_size_get_the_same_noise(name):
+    keras.utils.set_random_seed(0)
+
+    @tf.function(autograph=False)
+    def draw(rows):
+        with compat.noise_alike():
+            return DRAWS[name](rows)
+
+    def drawn(rows):
+        state = compat.global_random_state()
+        before = tf.identity(state.value)
+        found = draw(tf.constant(rows)).numpy()
+        state.assign(before)  # as the proof does
+        return found
+
+    keras.random.uniform((1,))  # creates the state
+    few = drawn(4)
+    assert (few == few[0]).all()
+    assert (drawn(6)[:4] == few).all()
+
+
+class Noisy(keras.Model):
+    """A step with noise, and the mean of its losses by their weights, or by their number."""
+
+    def __init__(self, draw, is_mean):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, use_bias=False)
+        self.draw, self.is_mean = draw, is_mean
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y, weight = data
+        noise = tf.cast(self.draw(tf.shape(x)[0]), x.dtype)
+        with tf.GradientTape() as tape:
+            errors = (self(x * (1 + noise)) - y)[:, 0] ** 2
+            total = tf.cast(tf.size(weight), x.dtype) if self.is_mean else tf.reduce_sum(weight)
+            loss = tf.reduce_sum(errors * weight) / total
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("is_mean", [True, False])
+@pytest.mark.parametrize(
+    "name", ["keras.beta", "keras.binomial", "tf.categorical", "tf.poisson", "tf.uniform"]
+)
+def test_noise_hides_no_loss_that_is_no_mean(name, is_mean):
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(0)
+    x, y, weight = (tf.constant(rng.uniform(size=(9, k)), tf.float32) for k in (COLUMNS, 1, 1))
+    model = Noisy(DRAWS[name], is_mean)
+    model(x)
+    model.compile("sgd")
+    step = TrainStep.of_model(model)
+    found = prove(step, tf.distribute.get_strategy(), (x, y, weight[:, 0]))
+    if is_mean:
+        assert isinstance(found, Weighting)
+    else:
+        assert isinstance(found, Refusal)
+        assert "neither a mean nor a sum over samples" in found.problem
