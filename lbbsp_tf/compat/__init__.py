@@ -29,6 +29,7 @@ from lbbsp_tf.compat.optimizers import (
 )
 from lbbsp_tf.compat.outputs import write_once_per_job
 from lbbsp_tf.compat.probing import (
+    NOISES,
     Switches,
     batch_norm_in_inference,
     intercepted_gradients,

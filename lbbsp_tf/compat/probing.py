@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.utils import traceback_utils
 from tensorflow.python.eager import record
+from tensorflow.python.framework import tensor_util
 from tensorflow.python.ops import cond as cond_module
 from tensorflow.python.ops import (
     gen_math_ops,
@@ -111,20 +112,24 @@ _creates_variable = PerThread()
 
 
 @contextmanager
-def noise_alike() -> Iterator[None]:
+def noise_alike(
+    variants: Callable[[tf.Tensor], tf.Tensor] | None = None,
+) -> Iterator[None]:
     """Makes random values vary along the last axis only; an order by them mixes the samples.
 
-    Initial values of variables that the function creates stay as they are.
+    Initial values of variables that the function creates stay as they are. Of a number of rows that
+    depends on the batch, `variants` returns which noise each gets, in [0, NOISES).
     """
+    along_last_axis = partial(_along_last_axis, variants=variants)
 
     def stateless(original: Method) -> Method:
-        return lambda shape, *args, **kwargs: _along_last_axis(
+        return lambda shape, *args, **kwargs: along_last_axis(
             lambda last: original(last, *args, **kwargs), shape
         )
 
     def stateful(_: object, sample: Method, seed: int) -> Method:
         # A stateful operation would continue its sequence in the next run.
-        return lambda shape, dtype, *_, **__: _along_last_axis(
+        return lambda shape, dtype, *_, **__: along_last_axis(
             lambda last: sample(last, seed=(seed, 0), dtype=dtype), shape
         )
 
@@ -137,7 +142,7 @@ def noise_alike() -> Iterator[None]:
     def uniform(shape: Nest) -> tf.Tensor:
         seed = next(draws), 1
         sample = partial(tf.random.stateless_uniform, seed=seed, dtype=tf.float64)
-        return _along_last_axis(sample, shape)
+        return along_last_axis(sample, shape)
 
     for (module, name), stand_in in _WITH_PARAMETERS.items():
         change = partial(stand_in, uniform)
@@ -221,13 +226,25 @@ def intercepted_gradients(handler: Method) -> AbstractContextManager[None]:
     return _tapes((handler, current_graph()))
 
 
-def _along_last_axis(sample: Callable[[Sequence[int]], tf.Tensor], shape: tf.Tensor) -> tf.Tensor:
+NOISES = 7
+
+
+def _along_last_axis(
+    sample: Callable[[Sequence[int]], tf.Tensor],
+    shape: tf.Tensor,
+    variants: Callable[[tf.Tensor], tf.Tensor] | None,
+) -> tf.Tensor:
     shape = tf.convert_to_tensor(shape, tf.int32)
     if not shape.shape.is_fully_defined():
         return sample(shape)
     rank = shape.shape[0]
     last = [1] * (rank - 1) + [shape[-1]] if rank > 1 else [1] * rank
-    noise = tf.broadcast_to(sample(tf.stack(last) if last else shape), shape)
+    if variants and rank and tensor_util.constant_value_as_shape(shape)[0] is None:
+        # Along one axis: `sample` may itself be one of these replacements.
+        noises = tf.reshape(sample(tf.stack([1, NOISES * last[-1]])), [NOISES, *last[1:]])
+        noise = tf.broadcast_to(tf.gather(noises, variants(shape[0])), shape)
+    else:
+        noise = tf.broadcast_to(sample(tf.stack(last) if last else shape), shape)
     # One number for each sample, by which samples may be sorted: equal ones would keep the order.
     if rank and noise.shape[1:].num_elements() == 1 and noise.dtype in (tf.float32, tf.float64):
         tilt = 32 * np.finfo(noise.dtype.as_numpy_dtype).eps * _tilt(shape[0])

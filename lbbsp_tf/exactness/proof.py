@@ -3,9 +3,9 @@
 The gradient g(B) of a batch B is a mean over samples if for any two parts B1 and B2 of it
 ``|B| g(B) = |B1| g(B1) + |B2| g(B2)``. It is a sum if ``g(B) = g(B1) + g(B2) - c``, with a part c,
 such as that of regularisers, that does not depend on the samples. Both equations are checked on
-the model's own train step and weights, with the same noise for all samples. They fail for losses
-that compare the samples of a batch with each other, for means over tokens, and for gradients that
-are clipped on the worker.
+the model's own train step and weights, with the same noise for all samples, and then with noise of
+each sample. They fail for losses that compare the samples of a batch with each other, for means
+over tokens, also those that noise has chosen, and for gradients that are clipped on the worker.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def prove(
     except tf.errors.InvalidArgumentError:
         _check_any_size(train_step, partial(trials, one_replica=True, rows=_OTHER))
         raise
+    if not any(split.is_finite for split in splits):
+        splits = alone.noisy_splits() or splits  # the same noise may choose no sample at all
     whole = splits[0].whole.sketches
     if not whole:
         return Refusal(
@@ -116,6 +118,10 @@ def prove(
     def weighted(
         seen: Sequence[Split], means: Sequence[bool], one_replica: bool
     ) -> Weighting | Refusal:
+        for split in alone.noisy_splits():
+            if error := error_of(split, means):
+                what = "the loss, with noise that differs by sample,"
+                return _not_over_samples(train_step, what, error)
         for split in alone.switched_splits():
             if error := error_of(split, means):
                 return _not_over_samples(train_step, "a term or branch of the loss", error)

@@ -23,7 +23,7 @@ from lbbsp_tf.rows import Batch, concatenate_rows, count_rows, first_leaf, slice
 
 Value = TypeVar("Value", float, np.ndarray)
 
-_AS_IT_IS, _SCALED = -2, -1  # what a step does when none of its switches is on
+_NOISY, _AS_IT_IS, _SCALED = -3, -2, -1  # what a step does when none of its switches is on
 _LARGE = 1e8
 
 
@@ -117,7 +117,7 @@ class Trials:
         at_tapes: bool = False,
         rows: int | None = None,
     ) -> None:
-        self._rows = int(count_rows(first_leaf(batch)))
+        self._rows, self._has_noise = int(count_rows(first_leaf(batch))), False
         batch = tf.nest.map_structure(self._and_rotated, batch)
 
         def replica(begin: tf.Tensor, end: tf.Tensor, switch: tf.Tensor) -> Nest:
@@ -168,8 +168,21 @@ class Trials:
 
         @contextmanager
         def patches(begin: tf.Tensor, end: tf.Tensor, switch: tf.Tensor) -> Iterator[None]:
+            def variants(rows: tf.Tensor) -> tf.Tensor:
+                """Returns zeros or, if noisy, numbers of samples, whatever part they are tried in.
+
+                Rows may also be parts of samples, such as tokens.
+                """
+                self._has_noise = True
+                samples = tf.cast(end - begin, tf.int32)
+                is_by_sample = tf.equal(rows % samples, 0) & tf.equal(switch, _NOISY)
+                number = tf.cast(begin, tf.int32) + tf.range(rows) // tf.maximum(1, rows // samples)
+                number += tf.where(number >= self._rows, self._rows // 3, 0)  # see `_and_rotated`
+                return tf.where(is_by_sample, number % self._rows % compat.NOISES, 0)
+
             self._switches = compat.Switches(switch)
-            with compat.noise_alike(), compat.batch_norm_in_inference(), self._switches.installed():
+            noise = compat.noise_alike(variants)
+            with noise, compat.batch_norm_in_inference(), self._switches.installed():
                 yield
 
         self._probe = Probe(strategy, replica, patches, (tf.int64, tf.int64, tf.int64))
@@ -193,6 +206,10 @@ class Trials:
     def scaled_split(self) -> Split:
         """Tries the step with gradients with respect to variables multiplied by a large number."""
         return self.splits(_SCALED, (3,))[0]
+
+    def noisy_splits(self) -> list[Split]:
+        """Tries the step with noise that differs by sample, if it has any."""
+        return self.splits(_NOISY) if self._has_noise else []
 
     def switched_splits(self) -> Iterator[Split]:
         """Tries the step with each weight made large and each condition inverted, in turn."""

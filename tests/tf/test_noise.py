@@ -113,21 +113,72 @@ class Noisy(keras.Model):
         return {"loss": loss}
 
 
+class Masked(Noisy):
+    """A mean over all tokens, or over those that noise has chosen."""
+
+    def train_step(self, data):
+        x, y, _ = data
+        shape = tf.stack([tf.shape(x)[0], COLUMNS])
+        chosen = tf.cast(self.draw(shape) < 0.4, x.dtype)
+        with tf.GradientTape() as tape:
+            errors = (self(x) - y) ** 2 * chosen
+            count = tf.size(errors) if self.is_mean else tf.reduce_sum(chosen)
+            loss = tf.reduce_sum(errors) / tf.cast(count, x.dtype)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+class Paired(Noisy):
+    """Compares each sample with one that noise has chosen, or with itself."""
+
+    def train_step(self, data):
+        x, y, _ = data
+        rows = tf.shape(x)[0]
+        chosen = self.draw([rows], 0, rows, tf.int32)
+        with tf.GradientTape() as tape:
+            other = y if self.is_mean else tf.gather(y, chosen)
+            loss = tf.reduce_mean((self(x) - other) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("is_mean", [True, False])
+def test_samples_that_are_paired_by_noise_are_noticed(is_mean):
+    check(Paired(tf.random.uniform, is_mean))
+
+
+def flat(shape):
+    """Draws a number for each token, in one axis."""
+    return tf.reshape(tf.random.uniform([tf.reduce_prod(shape)]), shape)
+
+
+@pytest.mark.parametrize("is_mean", [True, False])
+@pytest.mark.parametrize("draw", [keras.random.uniform, tf.random.uniform, flat])
+def test_noise_that_chooses_what_counts_is_noticed(draw, is_mean):
+    check(Masked(draw, is_mean))
+
+
 @pytest.mark.parametrize("is_mean", [True, False])
 @pytest.mark.parametrize(
     "name", ["keras.beta", "keras.binomial", "tf.categorical", "tf.poisson", "tf.uniform"]
 )
 def test_noise_hides_no_loss_that_is_no_mean(name, is_mean):
+    check(Noisy(DRAWS[name], is_mean))
+
+
+def check(model):
+    """Checks that the model's loss is accepted as a mean, or refused."""
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     x, y, weight = (tf.constant(rng.uniform(size=(9, k)), tf.float32) for k in (COLUMNS, 1, 1))
-    model = Noisy(DRAWS[name], is_mean)
     model(x)
     model.compile("sgd")
     step = TrainStep.of_model(model)
     found = prove(step, tf.distribute.get_strategy(), (x, y, weight[:, 0]))
-    if is_mean:
-        assert isinstance(found, Weighting)
+    if model.is_mean:
+        assert found == Weighting()
     else:
         assert isinstance(found, Refusal)
         assert "neither a mean nor a sum over samples" in found.problem

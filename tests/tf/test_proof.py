@@ -388,7 +388,6 @@ ORDERS = {
     "descending": lambda n: tf.argsort(tf.random.uniform([n]), direction="DESCENDING"),
     "normal": lambda n: tf.argsort(tf.random.normal([n, 1]), axis=0)[:, 0],
     "top_k": lambda n: tf.math.top_k(keras.random.uniform((n,)), n).indices,
-    "repeated": lambda n: tf.random.uniform([n], 0, n, tf.int32),
     "categorical": lambda n: tf.random.categorical(tf.zeros((1, n)), n)[0],
 }
 
