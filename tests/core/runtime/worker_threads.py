@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from waits import HANG_SECONDS
 
-from lbbsp_core import SessionOptions, WorkerSession
+from lbbsp_core import LastValue, SessionOptions, WorkerSession
+from lbbsp_core.resources.sampler import MEMORY_OF_GPU
+from lbbsp_core.runtime.exchange.handshake import Devices
+from lbbsp_core.runtime.loop.running_step import Reading
 
 X = 12
 
@@ -33,7 +36,9 @@ class Threads:
         self.rank, self.workers, self._meeting = rank, workers, meeting
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        return [list(row) for row in self._meeting.gather(self.rank, list(values))]
+        rows = self._meeting.gather(self.rank, list(values))
+        assert len(set(map(len, rows))) == 1, "frameworks gather rows of one length"
+        return [list(row) for row in rows]
 
     def begin_gather(self, row, *, slot, priority=0) -> Callable[[], np.ndarray]:
         return lambda: np.array(self._meeting.gather(self.rank, np.array(row)), np.float32)
@@ -70,3 +75,38 @@ def run(worker, *, workers=2, make=WorkerSession, options=None):
 def step(session, collectives):
     rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
     session.after_allreduce(rows)
+
+
+def sessions(workers=3, total=96, *, devices=(), **options):
+    """Started sessions of all workers, whose predictor takes the last speed for the next one."""
+    given = SessionOptions.of({"predictor": LastValue(), "drivers": (), **options})
+
+    def make(collectives, _, *arguments, **facts):
+        own = devices[collectives.rank] if devices else Devices()
+        return WorkerSession(collectives, total, *arguments, devices=own, **facts)
+
+    def start(session, _):
+        session.start({})
+        return session
+
+    return run(start, workers=workers, make=make, options=lambda _: given)
+
+
+def train(workers, costs, steps, memory=None):
+    """Runs steps in which worker i is busy for ``costs[i](x_i)``; returns the plan after each.
+
+    `memory` gives the percent of a device's memory in use, by rank and batch size.
+    """
+    plans = []
+    for _ in range(steps):
+        for rank, (each, cost) in enumerate(zip(workers, costs, strict=True)):
+            size = each.sizes[rank]
+            used = {MEMORY_OF_GPU: memory(rank, size)} if memory else {}
+            factors = tuple(used.get(name, 0.0) for name in each.meter.names)
+            reading = Reading(float(cost(size)), factors)
+            each.meter.reach = lambda reading=reading: reading
+        rows = [each.before_allreduce() for each in workers]
+        for each in workers:
+            each.after_allreduce(rows)
+        plans.append(workers[0].sizes)
+    return plans
