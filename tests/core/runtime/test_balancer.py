@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from teams import plan, run, team
 
 from lbbsp_core import (
     Affine,
@@ -31,45 +31,16 @@ from lbbsp_core import (
     Proportional,
     Saturating,
     StepMessage,
-    read_run,
 )
+from lbbsp_core.cost import slowest
 from lbbsp_core.order import make_order
 from lbbsp_core.runtime.loop.bounds import BatchBounds
-from lbbsp_core.runtime.record.record import StepLine, run_header
-from lbbsp_core.runtime.record.writer import open_record
+from lbbsp_core.runtime.record.record import StepLine
 from lbbsp_core.testing import check_plan, exchange_in_process
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1e308]
 EXACT = LoadBalanced(min_gain=0.0)
 KNOWN = CostShape(Proportional(), max_overhead=0)  # no overhead, whatever the times say
-
-Sizes = tuple[int, ...]
-
-
-def team(workers: int, total: int, **options: Any) -> list[Balancer]:
-    """One balancer for each worker."""
-    return [
-        Balancer(rank=rank, workers=workers, global_batch_size=total, **options)
-        for rank in range(workers)
-    ]
-
-
-def plan(balancers: Sequence[Balancer], step: int | None = None) -> Sizes:
-    """The plan of a step (the running one), the same on all workers."""
-    step = balancers[0].step if step is None else step
-    (sizes,) = {balancer.sizes(step) for balancer in balancers}
-    return sizes
-
-
-def run(
-    balancers: Sequence[Balancer], costs: Sequence[Callable[[int], float]], steps: int = 1
-) -> list[Sizes]:
-    """Steps in which worker i is busy for ``costs[i](x_i)``; returns the plans they ran with."""
-    plans = []
-    for _ in range(steps):
-        plans.append(plan(balancers))
-        exchange_in_process(balancers, [cost(x) for cost, x in zip(costs, plans[-1], strict=True)])
-    return plans
 
 
 def speeds(*samples_per_second: float) -> list[Cost]:
@@ -143,10 +114,6 @@ def test_constant_speeds_are_balanced_after_one_step(shape: Cost, rates: tuple[f
     assert plans[1:] == [best] * 5
 
 
-def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:
-    return max(cost(x) for cost, x in zip(costs, sizes, strict=True))
-
-
 @pytest.mark.parametrize("lag", [1, 2])
 @pytest.mark.parametrize("after", [(0.3, 0.7, 0.7), (0.7, 0.3, 0.7)])
 def test_swapped_speeds_are_rebalanced_within_six_steps(lag: int, after: tuple[float, ...]) -> None:
@@ -215,7 +182,9 @@ def test_an_outlier_is_held_until_it_is_the_new_level() -> None:
 
 
 class Noting(LastValue):
-    """Keeps all measurements as its state."""
+    """Keeps all measurements as its state, and notes what it was asked."""
+
+    asked: ClassVar[list[tuple[tuple[float, ...], int]]] = []
 
     def init(self) -> tuple[Measurement, ...]:
         return ()
@@ -224,7 +193,8 @@ class Noting(LastValue):
         return (*state, measurement)
 
     def predict(self, state: Any, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
-        return 1.0
+        self.asked.append((drivers, horizon))
+        return state[-1].samples_per_second if state else math.nan
 
 
 def test_drivers_are_learned_with_the_step_that_they_were_known_before() -> None:
@@ -260,22 +230,14 @@ def test_every_form_of_cost_is_planned_for_exactly() -> None:
         Profile([8, 16, 64], [0.06, 0.07, 0.5]),
         Profile([16, 32], [0.3, 0.3]),
     ]
-    balancers = [
-        Balancer(
-            rank=rank,
-            workers=4,
-            global_batch_size=240,
-            policy=EXACT,
-            predictor=LastValue(),
-            cost=CostShape(form.at_speed(7.0), max_overhead=form.effective_samples(0)),
-        )
-        for rank, form in enumerate(forms)
+    shapes = [
+        CostShape(form.at_speed(7.0), max_overhead=form.effective_samples(0)) for form in forms
     ]
+    balancers = team(4, 240, shapes, policy=EXACT, predictor=LastValue())
     plans = run(balancers, forms, steps=8)
     best = BatchConstraints(240, (Limits(),) * 4).plan(forms)
-    slowest = max(cost(x) for cost, x in zip(forms, best, strict=True))
     for sizes in plans[3:]:
-        assert max(cost(x) for cost, x in zip(forms, sizes, strict=True)) <= slowest * 1.001
+        assert slowest(forms, sizes) <= slowest(forms, best) * 1.001
 
 
 @given(
@@ -288,25 +250,6 @@ def test_any_profile_survives_its_introduction(steps: list[int], rises: list[flo
     seconds = (0.05 + np.cumsum([rise**3 for rise in rises[: len(steps)]])).tolist()
     balancers = team(2, 4096, cost=Profile(batches, seconds), predictor=LastValue())
     run(balancers, speeds(1000, 900), steps=2)
-
-
-def test_a_profile_brings_the_end_of_its_memory() -> None:
-    profile = Profile([8, 16], [0.1, 0.2], out_of_memory_at=21)
-    _, large = team(2, 60, limits=[Limits(2), Limits(2, 50)], policy=EXACT)
-    small = Balancer(
-        rank=0,
-        workers=2,
-        global_batch_size=60,
-        limits=[Limits(2), Limits(2, 50)],
-        policy=EXACT,
-        cost=profile,
-    )
-    peer_info = [small.static_info(), large.static_info()]
-    for balancer in (small, large):
-        balancer.set_peers(peer_info)
-    assert set(run([small, large], speeds(1000, 10), steps=6)) == {(20, 40)}
-    small.set_peers(peer_info)  # a second fit changes nothing
-    assert plan([small, large]) == (20, 40)
 
 
 def test_a_shape_that_no_peer_knows_is_refused() -> None:
@@ -344,32 +287,13 @@ def test_plans_are_known_lag_minus_one_steps_ahead(lag: int) -> None:
             balancers[0].sizes(step)
 
 
-@dataclass(frozen=True)
-class Spy:
-    """Predicts the last speed, and keeps what it was asked in its state's list."""
-
-    def init(self) -> list[Any]:
-        return []
-
-    def update(self, state: list[Any], measurement: Measurement) -> list[Any]:
-        return [*state, measurement]
-
-    def predict(self, state: Any, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
-        asked.append((drivers, horizon))
-        return state[-1].samples_per_second if state else math.nan
-
-
-asked: list[tuple[tuple[float, ...], int]] = []
-
-
 def test_predictors_look_as_far_ahead_as_the_plan_serves() -> None:
-    asked.clear()
-    balancer = Balancer(rank=0, workers=2, global_batch_size=60, predictor=Spy(), lag=3)
+    Noting.asked.clear()
+    balancer = Balancer(rank=0, workers=2, global_batch_size=60, predictor=Noting(), lag=3)
     message = balancer.report(2.0, drivers=(12.0, 40.0))
-    assert asked == [((12.0, 40.0), 3)]
-    assert message == StepMessage(
-        round(1e12 / 15), 0, 2 * 10**9, balancer.report(math.nan).checksum
-    )
+    assert Noting.asked == [((12.0, 40.0), 3)]
+    same_plan = balancer.report(math.nan).checksum
+    assert message == StepMessage(round(1e12 / 15), 0, 2 * 10**9, same_plan)
 
 
 def test_lag_must_be_at_least_one() -> None:
@@ -602,36 +526,21 @@ def test_a_rank_that_is_no_worker(rank: int, workers: int) -> None:
 # The record
 
 
-def test_the_record_of_a_run(tmp_path: Path) -> None:
+def test_the_lines_of_a_record() -> None:
     balancers = team(2, 12, policy=EXACT)
     follow(balancers, 27)
-    header = run_header("none", workers=2, global_batch_size=12, versions={})
-    record = open_record(tmp_path, header)
-    lines = lines_of(balancers[0])
+    lines, receive = [], balancers[0].receive
+    balancers[0].receive = lambda *step: lines.append(receive(*step).line())  # type: ignore[assignment]
     run(balancers, speeds(10, 20))
     exchange_in_process(balancers, [0.4, math.nan], wall_seconds=0.5)
     run(balancers, speeds(10, 20))
-    for line in lines:
-        record.write(line)
-    record.close()
-    first, second, third = read_run(tmp_path).steps
+    first, second, third = lines
     assert first == StepLine(
-        step=0,
-        sizes=(6, 6),
-        busy_seconds=(0.6, 0.3),
-        predicted_seconds=(None, None),
-        wall_seconds=0.6,
-        excluded=(),
-    )
+        step=0, sizes=(6, 6), busy_seconds=(0.6, 0.3), predicted_seconds=(None, None),
+        wall_seconds=0.6, excluded=(), time=first.time,
+    )  # fmt: skip
     assert (second.sizes, second.excluded, second.wall_seconds) == ((4, 8), (1,), 0.5)
     assert second.busy_seconds == (0.4, 0.0)
     assert second.predicted_seconds == pytest.approx((0.4, 0.4))
     assert (third.sizes, third.short) == ((1, 2), True)
     assert third.predicted_seconds == (None, None)
-
-
-def lines_of(balancer: Balancer) -> list[StepLine]:
-    """The lines of the steps that follow."""
-    lines, receive = [], balancer.receive
-    balancer.receive = lambda *step: lines.append(receive(*step).line())
-    return lines
