@@ -1,16 +1,15 @@
 """State of a session for checkpoints: gathered from all workers, restored by any number of them."""
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+import worker_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waits import HANG_SECONDS
+from teams import meet, plan, team
 
 from lbbsp_core import Balancer, Ema, GlobalOrder, LastValue, Limits, Profile
 from lbbsp_core.policy import FixedState
@@ -30,30 +29,13 @@ from lbbsp_core.runtime.loop.session_state import (
 X = 24
 
 
-class Threads:
-    """Collectives of workers that are threads."""
-
-    def __init__(self, rank, slots, barrier):
-        self.rank, self.workers, self._slots, self._barrier = rank, len(slots), slots, barrier
-
-    def all_gather(self, values):
-        self._slots[self.rank] = list(values)
-        self._barrier.wait()
-        rows = list(self._slots)
-        self._barrier.wait()
-        assert len(set(map(len, rows))) == 1, "frameworks gather rows of one length"
-        return rows
-
-
 def together(work, items):
     """Calls `work(collectives, item)` in a thread for each worker, and returns the results."""
-    slots, barrier = [None] * len(items), threading.Barrier(len(items), timeout=HANG_SECONDS)
-    with ThreadPoolExecutor(len(items)) as pool:
-        calls = [
-            pool.submit(work, Threads(rank, slots, barrier), item)
-            for rank, item in enumerate(items)
-        ]
-    return [call.result() for call in calls]
+    return worker_threads.run(
+        lambda item, collectives: work(collectives, item),
+        workers=len(items),
+        make=lambda collectives, *_, **__: items[collectives.rank],
+    )
 
 
 def gathered(balancers):
@@ -64,24 +46,27 @@ def gathered(balancers):
     return json.loads(texts[0]), states[-1][1]
 
 
-def job(workers=2, total=X, **options):
-    balancers = [
-        Balancer(rank=rank, workers=workers, global_batch_size=total, **options)
-        for rank in range(workers)
-    ]
+def move(first, second):
+    """Restores what the workers of one job have saved by those of another one."""
+    state, arrays = gathered(first)
+    for one in second:
+        one.restore(restored_state(one, state, arrays))
+
+
+def job(workers=2, total=X, costs=(), **options):
+    balancers = team(workers, total, costs, **options)
     for one in balancers:
         one.use_order(GlobalOrder(10 * total, total, seed=3))
     return balancers
 
 
 def run(balancers, steps):
+    """Runs steps whose messages are not exchanged, so that no handshake precedes them."""
     sizes = []
     for _ in range(steps):
-        step = balancers[0].step
-        sizes.append([one.sizes(step) for one in balancers])
+        sizes.append(plan(balancers))
         messages = [
-            one.report(0.001 * (2 + one.rank) * (10 + one.sizes(step)[one.rank]))
-            for one in balancers
+            one.report(0.001 * (2 + one.rank) * (10 + sizes[-1][one.rank])) for one in balancers
         ]
         for one in balancers:
             one.receive(messages, 0.3)
@@ -98,9 +83,7 @@ def run(balancers, steps):
 def test_a_job_continues_from_a_saved_state_as_if_unbroken(options):
     whole, second = job(**options), job(**options)
     run(whole, 7)
-    state, arrays = gathered(whole)
-    for one in second:
-        one.restore(restored_state(one, state, arrays))
+    move(whole, second)
     assert run(second, 8) == run(whole, 8)
 
 
@@ -118,13 +101,11 @@ def short_job(workers=2, threshold=20.0):
 def test_the_bounds_of_short_steps_continue_as_if_unbroken():
     whole, second = short_job(), short_job()
     run(whole, 7)
-    state, arrays = gathered(whole)
-    for one in second:
-        one.restore(restored_state(one, state, arrays))
+    move(whole, second)
     before = whole[0].sizes(7)
     again, unbroken = run(second, 20), run(whole, 20)
     assert again == unbroken
-    assert unbroken[-1][0] != before
+    assert unbroken[-1] != before
     assert second[0].short_steps.state == whole[0].short_steps.state
     assert second[0].short_steps.steps == 27
 
@@ -132,20 +113,7 @@ def test_the_bounds_of_short_steps_continue_as_if_unbroken():
 def memory_job(largest, **options):
     """A job in which worker 0 knows its largest batch; the handshake tells the others."""
     profile = Profile([4, 8], [0.1, 0.2], out_of_memory_at=largest + 1)
-    balancers = [
-        Balancer(rank=rank, workers=2, global_batch_size=X, predictor=LastValue(),
-                 cost=profile if rank == 0 else None, **options)
-        for rank in range(2)
-    ]  # fmt: skip
-    for one in balancers:
-        one.use_order(GlobalOrder(10 * X, X, seed=3))
-    return balancers
-
-
-def meet(balancers):
-    rows = [one.static_info() for one in balancers]
-    for one in balancers:
-        one.set_peers(rows)
+    return job(costs=[profile, None], predictor=LastValue(), **options)
 
 
 @pytest.mark.parametrize("largest", [16, 13])
@@ -154,16 +122,12 @@ def test_plans_within_memory_limits_continue_after_the_handshake(largest):
     meet(whole)
     run(whole, 7)
     assert whole[0].sizes(7) == (16, 8)
-    state, arrays = gathered(whole)
-    for one in second:
-        one.restore(restored_state(one, state, arrays))
+    move(whole, second)
     meet(second)
     if largest == 16:
         assert run(second, 8) == run(whole, 8)
     else:
-        assert second[0].sizes(7) == second[1].sizes(7) == (12, 12)
-        run(second, 8)
-        assert second[0].sizes(15) == (13, 11)
+        assert run(second, 9)[::8] == [(12, 12), (13, 11)]
 
 
 class Alternating:
@@ -192,9 +156,7 @@ def test_plans_beyond_the_default_maximum_continue_as_if_unbroken(steps, lag):
 
     whole, second = capped(), capped()
     run(whole, steps)
-    state, arrays = gathered(whole)
-    for one in second:
-        one.restore(restored_state(one, state, arrays))
+    move(whole, second)
     meet(second)
     assert run(second, 4) == run(whole, 4)
 
@@ -202,44 +164,32 @@ def test_plans_beyond_the_default_maximum_continue_as_if_unbroken(steps, lag):
 def test_plans_that_memory_limits_have_allowed_stay_before_the_handshake_and_without_them():
     """Before the handshake of its first step, a session does not know what lifts the maximum."""
 
-    profile = Profile([8, 16], [0.008, 0.016], out_of_memory_at=81)
+    known = Profile([8, 16], [0.008, 0.016], out_of_memory_at=81), None, None, None
+    sizes = (79, 7, 7, 7)
 
-    def capped():
-        return [
-            Balancer(rank=rank, workers=4, global_batch_size=100, predictor=LastValue(),
-                     bounds=BatchBounds(default_maximum=True), cost=profile if rank == 0 else None)
-            for rank in range(4)
-        ]  # fmt: skip
+    def capped(costs=()):
+        return team(4, 100, costs, predictor=LastValue(), bounds=BatchBounds(default_maximum=True))
 
     state = capped()[0].state()
-    plan = (79, 7, 7, 7)
     state = state._replace(
-        step=3, plans=(plan,), policy_state=state.policy_state._replace(sizes=plan)
+        step=3, plans=(sizes,), policy_state=state.policy_state._replace(sizes=sizes)
     )
-    for memory_first in (False, True):
-        balancers = capped()
-        if memory_first:
+    for costs, meets_before in ((known, False), (known, True), ((), False)):
+        balancers = capped(costs)
+        if meets_before:
             meet(balancers)
         for one in balancers:
             one.restore(state)
-        if not memory_first:
+        if not meets_before:
             meet(balancers)
-        assert {one.sizes(3) for one in balancers} == {plan}
-    without = job(4, 100, bounds=BatchBounds(default_maximum=True))
-    for one in without:
-        one.restore(state)
-    meet(without)
-    assert {one.sizes(3) for one in without} == {plan}
+        assert plan(balancers) == sizes
 
 
 def test_memory_limits_leave_plans_as_they_are_drawn():
     """Loaders draw batches before the handshake of the first step, whose plans must stay."""
     balancers = memory_job(10, lag=3)
-    rows = [one.static_info() for one in balancers]
-    for one in balancers:
-        one.set_peers(rows, are_drawn=True)
-    assert [balancers[0].sizes(step) for step in range(3)] == [(12, 12)] * 3
-    assert [sizes for sizes, _ in run(balancers, 4)][3] == (10, 14)
+    meet(balancers, are_drawn=True)
+    assert run(balancers, 4) == [*[(12, 12)] * 3, (10, 14)]
 
 
 def test_plans_that_are_drawn_stay_with_another_lag():
@@ -259,22 +209,17 @@ def test_plans_that_are_drawn_stay_with_another_lag():
 
 def test_a_later_plan_that_limits_forbid_is_not_restored():
     """The plan in force may be allowed, and the one that was decided after it may not."""
-    balancers = [
-        Balancer(rank=rank, workers=2, global_batch_size=20, lag=2, limits=Limits(1, 12))
-        for rank in range(2)
-    ]
-    state = balancers[0].state()._replace(step=5, plans=((10, 10), (10, 10)))
-    state = state._replace(policy_state=state.policy_state._replace(sizes=(15, 5)))
-    balancers[0].restore(state)
-    assert balancers[0].sizes(5) == balancers[0].sizes(6) == (10, 10)
-    assert balancers[0].state().policy_state.sizes == (10, 10)
+    one, _ = team(2, 20, lag=2, limits=Limits(1, 12))
+    state = one.state()._replace(step=5, plans=((10, 10), (10, 10)))
+    one.restore(state._replace(policy_state=state.policy_state._replace(sizes=(15, 5))))
+    assert one.sizes(5) == one.sizes(6) == one.state().policy_state.sizes == (10, 10)
 
 
 def test_the_time_of_steps_is_that_of_the_same_number_of_workers():
     first, second = short_job(3), short_job(2)
     run(first, 7)
+    move(first, second)
     for one in second:
-        one.restore(restored_state(one, *gathered(first)))
         assert one.short_steps.state == (None, 0)
         one.restore(first[one.rank].state())
         assert one.short_steps.state == (None, 0)
@@ -302,13 +247,13 @@ def test_a_damaged_time_of_steps_is_a_value_error(wrong):
 
 
 def test_another_number_of_workers_continues_at_the_step_with_even_plans():
-    first, second = job(3), job(2)
+    first, second = (job(each, bounds=BatchBounds(default_maximum=True)) for each in (4, 3))
     run(first, 7)
-    state, arrays = gathered(first)
-    for one in second:
-        one.restore(restored_state(one, state, arrays))
-    assert [(one.step, one.sizes(7)) for one in second] == [(7, (12, 12))] * 2
-    assert second[0].local_indices(7).tolist() == GlobalOrder(10 * X, X, 3).indices(7)[:12].tolist()
+    move(first, second)
+    assert [limits.maximum for limits in second[0].constraints.limits] == [16] * 3, "its own cap"
+    indices = GlobalOrder(10 * X, X, 3).indices(7).reshape(3, 8).tolist()
+    for one, part in zip(second, indices, strict=True):
+        assert (one.step, one.sizes(7), one.local_indices(7).tolist()) == (7, (8, 8, 8), part)
     run(second, 4)
 
 
@@ -319,8 +264,7 @@ def test_what_another_predictor_or_policy_has_learned_is_not_used(changed):
     options = {"predictor": LastValue()} if changed == "predictor" else {
         "predictor": Ema(0.3), "policy": POLICIES.build("lbbsp:min_gain=0.5")}  # fmt: skip
     second = job(**options)
-    for one in second:
-        one.restore(restored_state(one, *gathered(first)))
+    move(first, second)
     assert second[0].sizes(7) == (first[0].sizes(7) if changed == "predictor" else (12, 12))
     assert bool(second[0].report(float("nan")).picoseconds_per_sample) == (changed == "policy")
 
@@ -406,8 +350,7 @@ def test_a_state_that_cannot_be_written_is_an_error_before_the_training():
 def test_records_that_appear_in_the_first_update_are_read():
     whole, second = job(predictor=Own()), job(predictor=Own())
     run(whole, 3)
-    for one in second:
-        one.restore(restored_state(one, *gathered(whole)))
+    move(whole, second)
     assert run(second, 2) == run(whole, 2)
 
 
