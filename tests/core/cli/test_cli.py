@@ -15,6 +15,8 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 
 import typer
+from report_runs import line as step_line
+from report_runs import save
 from rich.console import Console
 from typer.testing import CliRunner
 from waits import HANG_SECONDS
@@ -25,8 +27,7 @@ from lbbsp_core.cli.app import COMMANDS, application
 from lbbsp_core.cli.demo import Progress
 from lbbsp_core.demo import comparison
 from lbbsp_core.launch.contention import bursty
-from lbbsp_core.runtime.record.record import StepLine, run_header
-from lbbsp_core.runtime.record.writer import RunRecord
+from lbbsp_core.runtime.record.record import Run, run_header
 
 
 def run(*arguments):
@@ -136,23 +137,11 @@ def test_launch_runs_a_script(tmp_path):
 # lbbsp demo
 
 
-def step_line(step, sizes, busy_seconds, wall_seconds):
-    return StepLine(
-        step=step,
-        sizes=tuple(sizes),
-        busy_seconds=tuple(busy_seconds),
-        predicted_seconds=(None,) * len(sizes),
-        wall_seconds=wall_seconds,
-        excluded=(),
+def write_lines(folder, *lines, workers=2, total=8):
+    save(
+        folder,
+        Run(run_header("none", workers=workers, global_batch_size=total, versions={}), lines),
     )
-
-
-def write_lines(path, *lines, workers=2, total=8):
-    header = run_header("none", workers=workers, global_batch_size=total, versions={})
-    record = RunRecord(path, header)
-    for line in lines:
-        record.write(line)
-    record.close()
 
 
 def pretend(seconds_a_sample, status=0, hidden=0.0):
@@ -168,7 +157,7 @@ def pretend(seconds_a_sample, status=0, hidden=0.0):
         lines = [step_line(k, sizes, busy, max(busy) + 0.01) for k in steps]
         hides = hidden * (policy != "bsp")
         lines = [replace(each, hidden_seconds=hides) for each in lines]
-        write_lines(run_dir / "run.jsonl", *lines, workers=workers, total=sum(sizes))
+        write_lines(run_dir, *lines, workers=workers, total=sum(sizes))
         np.savez(run_dir / "final.npz", accuracy=0.97, weights_0=np.array([[-2.0, 1.0]]))
         options["output"](0, "a word from a worker")
         return 0
@@ -255,7 +244,7 @@ def test_progress_follows_a_record_that_grows(tmp_path):
         return capture.get()
 
     assert "starting" in shown()
-    write_lines(path, step_line(0, (3, 5), (0.1, 0.2), 0.25))
+    write_lines(tmp_path, step_line(0, (3, 5), (0.1, 0.2), 0.25))
     with path.open("a") as stream:
         stream.write('{"step": 1, "si')
     assert "step 1/20" in shown()
@@ -328,7 +317,7 @@ def places(tmp_path, monkeypatch, step_script):
     (tmp_path / "slow.toml").write_text("workers = 1000000\nsteps = 1000000\n")
     (tmp_path / "run.jsonl").write_text("{")
     lines = [step_line(k, [4, 4], [0.1, 0.3], 0.31) for k in range(12)]
-    write_lines(tmp_path / "recorded" / "run.jsonl", *lines, workers=2, total=8)
+    write_lines(tmp_path / "recorded", *lines, workers=2, total=8)
 
 
 @pytest.mark.parametrize(

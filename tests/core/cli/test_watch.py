@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from report_runs import line as step_line
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -13,7 +14,7 @@ from lbbsp_core.cli.app import application
 from lbbsp_core.cli.watch import follow, render
 from lbbsp_core.report.live import LiveRun
 from lbbsp_core.runtime.record.events import EventLine
-from lbbsp_core.runtime.record.record import PushLine, StepLine, run_header
+from lbbsp_core.runtime.record.record import PushLine, run_header
 from lbbsp_core.runtime.record.writer import RunRecord
 
 START = 1e9  # of the runs
@@ -30,15 +31,7 @@ def clock(monkeypatch):
 
 
 def line(step, busy=(0.1, 0.4)):
-    return StepLine(
-        step=step,
-        sizes=(8, 8),
-        busy_seconds=busy,
-        predicted_seconds=(0.05, 0.2),
-        wall_seconds=0.5,
-        excluded=(),
-        time=START + step,
-    )
+    return step_line(step, (8, 8), busy, 0.5, (0.05, 0.2), time=START + step)
 
 
 def planned(steps):
@@ -49,8 +42,8 @@ def end(event, time=START):
     return EventLine(event=event, time=time)
 
 
-def write(path, *lines, **names):
-    header = run_header("none", workers=2, global_batch_size=16, versions={}, **names)
+def write(path, *lines, workers=2, **names):
+    header = run_header("none", workers=workers, global_batch_size=16, versions={}, **names)
     record = RunRecord(path, replace(header, started=START))
     for each in lines:
         record.write(each)
@@ -169,11 +162,8 @@ def test_a_narrow_terminal_shows_all_figures(tmp_path, width, encoding):
 
 
 def test_of_many_workers_the_slowest_are_shown(tmp_path):
-    header = run_header("none", workers=40, global_batch_size=80, versions={})
-    record = RunRecord(tmp_path / "run.jsonl", header)
-    busy = tuple(0.1 + (rank == 31) + 0.01 * (rank == 7) for rank in range(40))
-    record.write(replace(line(0, busy), sizes=(2,) * 40, predicted_seconds=(None,) * 40))
-    record.close()
+    busy = [0.1 + (rank == 31) + 0.01 * (rank == 7) for rank in range(40)]
+    write(tmp_path / "run.jsonl", step_line(0, (2,) * 40, busy, 0.5), workers=40)
     text = shown(tmp_path, 80, rows=2)
     rows = [row.split()[0] for row in text.splitlines() if "0.0" in row and "%" in row]
     assert rows == ["31", "7"]

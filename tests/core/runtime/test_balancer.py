@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from report_runs import line as step_line
 from teams import plan, run, team
 
 from lbbsp_core import (
@@ -35,7 +36,6 @@ from lbbsp_core import (
 from lbbsp_core.cost import slowest
 from lbbsp_core.order import make_order
 from lbbsp_core.runtime.loop.bounds import BatchBounds
-from lbbsp_core.runtime.record.record import StepLine
 from lbbsp_core.testing import check_plan, exchange_in_process
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1e308]
@@ -535,10 +535,7 @@ def test_the_lines_of_a_record() -> None:
     exchange_in_process(balancers, [0.4, math.nan], wall_seconds=0.5)
     run(balancers, speeds(10, 20))
     first, second, third = lines
-    assert first == StepLine(
-        step=0, sizes=(6, 6), busy_seconds=(0.6, 0.3), predicted_seconds=(None, None),
-        wall_seconds=0.6, excluded=(), time=first.time,
-    )  # fmt: skip
+    assert first == step_line(0, (6, 6), (0.6, 0.3), 0.6, time=first.time)
     assert (second.sizes, second.excluded, second.wall_seconds) == ((4, 8), (1,), 0.5)
     assert second.busy_seconds == (0.4, 0.0)
     assert second.predicted_seconds == pytest.approx((0.4, 0.4))

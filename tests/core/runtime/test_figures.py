@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from report_runs import line as step_line
 from worker_threads import run, step
 
 from lbbsp_core import CostShape, FixedShares, Profile, Proportional, SingleWorker
@@ -19,22 +20,13 @@ from lbbsp_core.runtime.record.figures import (
     TimesSoFar,
     figures_of,
 )
-from lbbsp_core.runtime.record.record import StepLine
 
 SPEEDS = (4.0, 2.0, 1.0)  # samples per second
 
 
 def line(step, sizes, speeds=SPEEDS, overhead=0.0, **changes):
     busy = tuple(overhead + x / speed for x, speed in zip(sizes, speeds, strict=True))
-    made = StepLine(
-        step=step,
-        sizes=tuple(sizes),
-        busy_seconds=busy,
-        predicted_seconds=(None,) * len(sizes),
-        wall_seconds=max(busy) + 1.0,
-        even_seconds=7.0,
-        excluded=(),
-    )
+    made = step_line(step, sizes, busy, max(busy) + 1.0, even_seconds=7.0)
     return replace(made, **changes)
 
 
@@ -72,13 +64,7 @@ def test_several_steps_are_ratios_of_sums():
         hidden.sum() / seconds.sum(),
     )
     steps = [
-        line(
-            k,
-            sizes[k].tolist(),
-            speeds[k],
-            even_seconds=float(even[k]),
-            hidden_seconds=float(hidden[k]),
-        )
+        line(k, sizes[k], speeds[k], even_seconds=float(even[k]), hidden_seconds=float(hidden[k]))
         for k in range(30)
     ]
     assert figures_of(steps) == pytest.approx(expected)

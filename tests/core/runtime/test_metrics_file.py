@@ -6,24 +6,18 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from report_runs import line as step_line
 from waits import HANG_SECONDS, until
 
 from lbbsp_core import SessionOptions, SingleWorker, WorkerSession
 from lbbsp_core.runtime.extensions import metrics_file
 from lbbsp_core.runtime.extensions.metrics_file import SECONDS, Metrics, metrics_text
 from lbbsp_core.runtime.record.figures import Figures, figures_of
-from lbbsp_core.runtime.record.record import StepLine, run_header
+from lbbsp_core.runtime.record.record import run_header
 
 HOSTS = ('a"b\\', "c\nd{}= #", "é")
-LINE = StepLine(
-    step=7,
-    sizes=(4, 8, 12),
-    busy_seconds=(0.1, 0.2, 0.4),
-    predicted_seconds=(0.1, None, 1e-7),
-    wall_seconds=0.5,
-    excluded=(),
-    time=1.75e9,
-)
+BUSY, PREDICTED = (0.1, 0.2, 0.4), (0.1, None, 1e-7)
+LINE = replace(step_line(7, (4, 8, 12), BUSY, 0.5), predicted_seconds=PREDICTED, time=1.75e9)
 HEADER = run_header("none", workers=3, global_batch_size=24, versions={}, hosts=HOSTS)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from report_runs import line as step_line
 from waits import HANG_SECONDS
 
 from lbbsp_core import Even, RunRecord, read_run
@@ -37,25 +38,9 @@ from lbbsp_core.runtime.record.writer import open_record
 from lbbsp_core.sim.from_run import cluster_from_run
 
 HEADER = RunHeader(framework="none", workers=2, global_batch_size=12, versions={"none": "1.2"})
-STEP = StepLine(
-    step=0,
-    sizes=(8, 4),
-    busy_seconds=(0.1, 0.0),
-    predicted_seconds=(0.25, None),
-    wall_seconds=0.3,
-    excluded=(),
-)
-PUSH = PushLine(
-    push=7,
-    worker=2,
-    iteration=5,
-    samples=16,
-    busy_seconds=0.25,
-    seconds=3.5,
-    staleness=4,
-    lead=1,
-    parts=3,
-)
+STEP = replace(step_line(0, (8, 4), (0.1, 0.0), 0.3), predicted_seconds=(0.25, None))
+PUSH = PushLine(push=7, worker=2, iteration=5, samples=16, busy_seconds=0.25, seconds=3.5,
+                staleness=4, lead=1, parts=3)  # fmt: skip
 
 
 def steps(*numbers: int, **changes: Any) -> list[StepLine]:
@@ -73,17 +58,15 @@ def write(path: Path, lines: Iterable[Line], header: RunHeader = HEADER) -> None
 
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "folder" / "run.jsonl"
+    header = replace(HEADER, started=1.5e9, hosts=("a", "b"), devices=("cpu", "GPU:0"))
     drivers = {"runnable": (3.0, 1.0), "gpu_percent": (None, 97.25)}
-    lines = [STEP, replace(STEP, step=1, excluded=(1,), short=True, drivers=drivers)]
-    record = RunRecord(path, HEADER)
-    for line in lines:
-        record.write(line)
-    record.close()
-    run = read_run(path)
-    assert run.header == HEADER
-    assert run.steps == lines
-    assert read_run(path.parent) == run, "or the folder that holds it"
-    assert record.path == path
+    lines = [
+        replace(STEP, time=1.5e9 + 0.25),
+        replace(STEP, step=1, excluded=(1,), short=True, drivers=drivers),
+    ]
+    write(path, lines, header)
+    assert read_run(path) == Run(header, lines)
+    assert read_run(path.parent) == Run(header, lines), "or the folder that holds it"
 
 
 def test_the_lines_as_other_programs_read_them(tmp_path: Path) -> None:
@@ -91,57 +74,30 @@ def test_the_lines_as_other_programs_read_them(tmp_path: Path) -> None:
     write(path, [STEP, replace(STEP, step=1, excluded=(1,), short=True), PUSH])
     header, first, second, push = map(json.loads, path.read_text().splitlines())
     assert header == {
-        "schema": 2,
-        "framework": "none",
-        "workers": 2,
-        "global_batch_size": 12,
+        "schema": 2, "framework": "none", "workers": 2, "global_batch_size": 12,
         "versions": {"none": "1.2"},
-    }
+    }  # fmt: skip
     line = {
-        "sizes": [8, 4],
-        "busy_seconds": [0.1, 0.0],
-        "predicted_seconds": [0.25, None],
+        "sizes": [8, 4], "busy_seconds": [0.1, 0.0], "predicted_seconds": [0.25, None],
         "wall_seconds": 0.3,
-    }
+    }  # fmt: skip
     assert first == {"step": 0, **line, "excluded": []}
     assert second == {"step": 1, **line, "excluded": [1], "short": True}
     assert push == {
-        "push": 7,
-        "worker": 2,
-        "iteration": 5,
-        "samples": 16,
-        "busy_seconds": 0.25,
-        "seconds": 3.5,
-        "staleness": 4,
-        "lead": 1,
-        "parts": 3,
-    }
+        "push": 7, "worker": 2, "iteration": 5, "samples": 16, "busy_seconds": 0.25,
+        "seconds": 3.5, "staleness": 4, "lead": 1, "parts": 3,
+    }  # fmt: skip
 
 
 def test_the_header_of_a_run(tmp_path: Path) -> None:
     header = run_header(
-        "none",
-        workers=2,
-        global_batch_size=12,
-        num_samples=0,
-        seed=3,
-        lag=2,
-        policy=Even(),
-        sync="asp",
-        drivers=["runnable"],
-        versions={"none": "1.2"},
-    )
+        "none", workers=2, global_batch_size=12, num_samples=0, seed=3, lag=2, policy=Even(),
+        sync="asp", drivers=["runnable"], versions={"none": "1.2"},
+    )  # fmt: skip
     assert (header.policy, header.sync, header.predictor) == ("Even()", "asp", None)
     assert header.versions.keys() == {"lbbsp", "none", "python"}
     open_record(tmp_path, header).close()
     assert read_run(tmp_path).header == header
-
-
-def test_times_hosts_and_devices_are_read_back(tmp_path: Path) -> None:
-    header = replace(HEADER, started=1.5e9, hosts=("a", "b"), devices=("cpu", "GPU:0"))
-    line = replace(STEP, time=1.5e9 + 0.25)
-    write(tmp_path / "run.jsonl", [line], header)
-    assert read_run(tmp_path) == Run(header, [line])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -154,6 +110,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
 
 def test_the_file_is_whole_after_every_line(tmp_path: Path) -> None:
     record = RunRecord(tmp_path / "run.jsonl", HEADER)
+    assert record.path == tmp_path / "run.jsonl"
     for step in range(3):
         assert len(read_run(tmp_path).steps) == step
         record.write(replace(STEP, step=step))
@@ -410,11 +367,7 @@ def test_a_file_that_is_no_record_of_this_version(tmp_path: Path, text: str, mes
         (2, {"short": 1}, "line 2: short must be of type bool, got 1"),
         (2, {"step": None}, "line 2 must be an object with the key step, push or event, got"),
         (2, {"sizes": [8]}, "line 2: sizes must have a value for each worker, got 1 values"),
-        (
-            2,
-            {"drivers": {"runnable": [1]}},
-            "line 2: drivers 'runnable' must have a",
-        ),
+        (2, {"drivers": {"runnable": [1]}}, "line 2: drivers 'runnable' must have a"),
         (2, {"drivers": {"runnable": [1, "2"]}}, "line 2: drivers must be of type Mapping"),
         (2, {"step": -1}, "line 2: step must be between 0 and 1e.15, got -1"),
         (2, {"step": 2**63}, "line 2: step must be between -2.63 and"),
@@ -453,11 +406,8 @@ def test_no_record_there(tmp_path: Path) -> None:
 
 
 def test_steady_state_is_the_last_half_without_odd_steps(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path / "run.jsonl", HEADER)
-    for step in range(10):
-        excluded = (0,) if step == 6 else ()
-        record.write(replace(STEP, step=step, excluded=excluded, short=step == 8))
-    record.close()
+    lines = [*steps(*range(6)), *steps(6, excluded=(0,)), *steps(7), *steps(8, short=True)]
+    write(tmp_path / "run.jsonl", [*lines, *steps(9)])
     assert [line.step for line in read_run(tmp_path).last_half()] == [5, 7, 9]
 
 
