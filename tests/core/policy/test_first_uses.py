@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from teams import team
 
 from lbbsp_core import (
     SSP,
     Affine,
-    Balancer,
     BatchConstraints,
     Even,
     LastValue,
@@ -42,13 +42,6 @@ from lbbsp_core.sync.rounds import Rounds
 from lbbsp_core.testing import exchange_in_process
 
 SIZES = st.frozensets(st.integers(1, 12), max_size=5)
-
-
-def balancers_of(workers: int, global_batch_size: int, **options: Any) -> list[Balancer]:
-    return [
-        Balancer(rank=rank, workers=workers, global_batch_size=global_batch_size, **options)
-        for rank in range(workers)
-    ]
 
 
 def run_steps(worker: FirstUses, *steps: tuple[int, float, float | None]) -> FirstUses:
@@ -177,7 +170,7 @@ class Learned:
 
 
 def test_all_workers_know_which_steps_are_first_uses() -> None:
-    balancers = balancers_of(2, 12, bounds=BatchBounds(first_uses=True), predictor=Learned())
+    balancers = team(2, 12, bounds=BatchBounds(first_uses=True), predictor=Learned())
     for busy, learned in [
         ((0.1, 0.2), [(), ()]),  # first uses of (6, 6)
         ((0.1, 0.2), [(0.1,), (0.2,)]),
@@ -194,7 +187,7 @@ def test_all_workers_know_which_steps_are_first_uses() -> None:
 
 
 def test_a_step_that_is_compiled_anew_does_not_end_balance() -> None:
-    balancers = balancers_of(12, 2400, predictor=LastValue())
+    balancers = team(12, 2400, predictor=LastValue())
     for step in range(42):
         compiles = step == 40
         busy = [x / 1000.0 for x in balancers[0].sizes(step)]
@@ -219,7 +212,7 @@ class Growing(Even):
 
 
 def test_records_say_which_times_are_of_first_uses() -> None:
-    balancers = balancers_of(2, 100, policy=Growing())
+    balancers = team(2, 100, policy=Growing())
     for balancer in balancers:
         balancer.first_uses = FirstUses(extra=(0.5, 0.5)), FirstUses(frozenset(range(100)))
     lines: list[StepLine] = []

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from teams import team
 
 from lbbsp_core import (
-    Balancer,
     BatchConstraints,
-    Cost,
     Even,
     FixedShares,
     LastValue,
@@ -31,6 +30,7 @@ from lbbsp_core import (
     ProportionalControl,
     registry,
 )
+from lbbsp_core.cost import slowest
 from lbbsp_core.policy import Notices, load_balanced
 from lbbsp_core.policy.load_balanced import LoadBalancedState
 from lbbsp_core.sim.cluster import ReplayedCluster
@@ -170,10 +170,6 @@ def test_the_papers_mode_takes_every_better_plan(speeds: list[float]) -> None:
     assert slowest(costs, sizes) == slowest(costs, best)
 
 
-def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:
-    return max(cost(x) for cost, x in zip(costs, sizes, strict=True))
-
-
 def test_a_change_must_gain_enough() -> None:
     """The best plan takes the slowest worker from 40 / 0.9 s to 36 / 0.9 s, 10 % less."""
     observation = seen([0.9, 1.05, 1.05])
@@ -250,12 +246,8 @@ def test_balance_that_pays_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interval_decides_every_so_many_steps() -> None:
     speeds = [[1.0, 2.0, 3.0], [3.0, 2.0, 1.0], [1.0, 1.0, 4.0], [4.0, 1.0, 1.0]]
     observations = [seen(row, step) for step, row in enumerate(speeds)]
-    assert decide(LoadBalanced(interval=2), *observations) == [
-        (40, 40, 40),
-        (60, 40, 20),
-        (60, 40, 20),
-        (80, 20, 20),
-    ]
+    plans = [(40, 40, 40), (60, 40, 20), (60, 40, 20), (80, 20, 20)]
+    assert decide(LoadBalanced(interval=2), *observations) == plans
 
 
 def test_gpus_of_2018_finish_together_below_their_memory() -> None:
@@ -281,16 +273,7 @@ def test_who_needs_no_costs_gets_none_predicted() -> None:
         def update(self, state: Any, measurement: Measurement) -> Any:
             raise AssertionError("no prediction is needed")
 
-    both = [
-        Balancer(
-            rank=rank,
-            workers=2,
-            global_batch_size=8,
-            policy=FixedShares((3.0, 1.0)),
-            predictor=Unwanted(),
-        )
-        for rank in (0, 1)
-    ]
+    both = team(2, 8, policy=FixedShares((3.0, 1.0)), predictor=Unwanted())
     assert {message.picoseconds_per_sample for message in exchange_in_process(both, [1, 2])} == {0}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from teams import run, team
 
 from lbbsp_core import (
-    Balancer,
     BatchConstraints,
     EpochBalanced,
     FixedShares,
@@ -24,7 +24,11 @@ from lbbsp_core import (
     Proportional,
     ProportionalControl,
 )
-from lbbsp_core.testing import exchange_in_process
+
+
+def slowest(sizes: Sequence[int], speeds: Sequence[float]) -> float:
+    return max(x / v for x, v in zip(sizes, speeds, strict=True))
+
 
 SPEEDS = st.lists(st.integers(10, 100), min_size=2, max_size=5)
 
@@ -86,10 +90,7 @@ def test_only_what_was_measured_and_is_not_held_counts() -> None:
         ),
         # Held steps are left out worker by worker.
         (
-            [
-                seen((30, 30), (99.0, 3.0), excluded=[0]),
-                seen((30, 30), (1.5, 3.0), last=True),
-            ],
+            [seen((30, 30), (99.0, 3.0), excluded=[0]), seen((30, 30), (1.5, 3.0), last=True)],
             [((30, 30), (0, 30), (0.0, 3.0)), ((40, 20), (0, 0), (0.0, 0.0))],
         ),
         # The first steps of an epoch run with the older plan: speeds are 20 and 10 in both steps.
@@ -125,35 +126,26 @@ def test_dbs_has_the_best_plan_after_one_epoch(speeds: list[int], epoch: int) ->
         assert slowest(state.sizes, speeds) == slowest(best, speeds)
 
 
-def slowest(sizes: Sequence[int], speeds: Sequence[float]) -> float:
-    return max(x / v for x, v in zip(sizes, speeds, strict=True))
-
-
-def epoch_balanced() -> list[Balancer]:
-    return [
-        Balancer(rank=rank, workers=2, global_batch_size=30, policy="dbs", predictor=LastValue())
-        for rank in (0, 1)
-    ]
-
-
 def test_the_balancer_tells_when_an_epoch_ends() -> None:
     """Epochs of 3 steps, the last one short and therefore held; from step 2 on, after a skip."""
-    balancers, plans = epoch_balanced(), []
+    balancers = team(2, 30, policy="dbs", predictor=LastValue())
     for balancer in balancers:
         balancer.skip_to(2)
         balancer.use_order(GlobalOrder(80, 30))
-    for step in range(2, 9):
-        sizes = balancers[0].sizes(step)
-        plans.append(sizes)
-        exchange_in_process(balancers, [sizes[0] / 20, sizes[1] / 10])
-    assert plans == [(15, 15), (15, 15), (10, 10), (20, 10), (20, 10), (14, 6), (20, 10)]
+    assert run(balancers, [Proportional(20.0), Proportional(10.0)], 7) == [
+        (15, 15),
+        (15, 15),
+        (10, 10),
+        (20, 10),
+        (20, 10),
+        (14, 6),
+        (20, 10),
+    ]
 
 
 def test_without_an_order_there_are_no_epochs() -> None:
-    balancers = epoch_balanced()
-    for _ in range(5):
-        exchange_in_process(balancers, [0.1, 0.3])
-    assert balancers[0].sizes(5) == (15, 15)
+    balancers = team(2, 30, policy="dbs", predictor=LastValue())
+    assert set(run(balancers, [Proportional(30.0), Proportional(10.0)], 6)) == {(15, 15)}
 
 
 # ProportionalControl
