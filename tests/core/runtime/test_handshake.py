@@ -4,8 +4,9 @@ import json
 from dataclasses import dataclass
 
 import pytest
+from teams import team
 
-from lbbsp_core import Balancer, DisagreementError, GlobalOrder, LastValue, Limits
+from lbbsp_core import DisagreementError, GlobalOrder, LastValue, Limits
 from lbbsp_core.policy import FixedState
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.handshake import compare
@@ -15,8 +16,8 @@ from lbbsp_core.runtime.loop.start import agree
 X = 12
 
 
-def balancer(rank=0, workers=2, **options):
-    return Balancer(rank=rank, workers=workers, global_batch_size=X, **options)
+def balancer(**options):
+    return team(2, X, **options)[0]
 
 
 class Gathers:
@@ -71,7 +72,7 @@ class Turns:
 @pytest.fixture
 def run():
     """Two workers whose plan changes every step, after three steps of an epoch of five."""
-    both = [balancer(rank, policy=Turns()) for rank in (0, 1)]
+    both = team(2, X, policy=Turns())
     for one in both:
         one.use_order(GlobalOrder(50, X, seed=4))
     for _ in range(3):
@@ -92,14 +93,14 @@ def run():
     ],
 )
 def test_plans_that_the_new_run_forbids_are_not_restored(run, options, sizes):
-    fresh = balancer(0, policy=Turns(), **options)
+    fresh = balancer(policy=Turns(), **options)
     fresh.restore(run[0].state())
     assert (fresh.step, fresh.sizes(3)) == (3, sizes)
     assert fresh.report(0.2).checksum == checksum(sizes)
 
 
 def test_what_was_learned_of_one_worker_is_not_another_ones_or_another_predictors(run):
-    fresh = balancer(0), balancer(1), balancer(0, predictor=LastValue())
+    fresh = *team(2, X), balancer(predictor=LastValue())
     for one in fresh:
         one.restore(run[0].state())
     speeds = [one.report(float("nan")).picoseconds_per_sample for one in fresh]

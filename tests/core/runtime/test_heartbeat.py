@@ -73,6 +73,8 @@ def test_a_beat_fits_into_its_row():
     assert Beat(1 << 24, Activity.COMPUTING, (1 << 24) + 5).row()[:3] == [0, Activity.COMPUTING, 5]
 
 
+WAITING, COMPUTING, MEETING = Activity.WAITING, Activity.COMPUTING, Activity.MEETING
+OUTSIDE, LEAVING, TRAINED = Activity.OUTSIDE, Activity.LEAVING, Activity.TRAINED
 STAYS = "worker 2 has left (at the end of its script, before step {}), and others wait for it"
 
 
@@ -80,45 +82,35 @@ STAYS = "worker 2 has left (at the end of its script, before step {}), and other
     ("times", "doing", "quiet_seconds", "why"),
     [
         ({}, {}, 100, None),
-        ({}, {0: (Activity.COMPUTING, 10), 2: (Activity.COMPUTING, 12)}, 100, None),
+        ({}, {0: (COMPUTING, 10), 2: (COMPUTING, 12)}, 100, None),
         # Workers that evaluate may take their time after the others have left.
-        ({}, {0: (Activity.OUTSIDE, 7), 2: (Activity.LEAVING, 7)}, 600, None),
-        ({}, {0: (Activity.WAITING, 7), 2: (Activity.LEAVING, 6)}, 4, STAYS.format(6)),
-        ({}, {1: (Activity.WAITING, 7), 2: (Activity.LEAVING, 7)}, 4, STAYS.format(7)),
-        ({}, {0: (Activity.MEETING, 7), 2: (Activity.LEAVING, 6)}, 4, STAYS.format(6)),
+        ({}, {0: (OUTSIDE, 7), 2: (LEAVING, 7)}, 600, None),
+        ({}, {0: (WAITING, 7), 2: (LEAVING, 6)}, 4, STAYS.format(6)),
+        ({}, {1: (WAITING, 7), 2: (LEAVING, 7)}, 4, STAYS.format(7)),
+        ({}, {0: (MEETING, 7), 2: (LEAVING, 6)}, 4, STAYS.format(6)),
         (
             {"left_remedy": "make as many steps", "tail_seconds": 60.0},
-            {1: (Activity.WAITING, 7), 2: (Activity.LEAVING, 7)},
+            {1: (WAITING, 7), 2: (LEAVING, 7)},
             4,
             STAYS.format(7) + ": make as many steps",
         ),
         # Worker 2 has made step 7, so that its gradients are there; their sums may still travel.
-        (
-            {"tail_seconds": 60.0},
-            {1: (Activity.WAITING, 7), 2: (Activity.LEAVING, 8)},
-            57,
-            STAYS.format(8),
-        ),
+        ({"tail_seconds": 60.0}, {1: (WAITING, 7), 2: (LEAVING, 8)}, 57, STAYS.format(8)),
         # Collectives between steps have no tail.
-        (
-            {"tail_seconds": 60.0},
-            {1: (Activity.MEETING, 7), 2: (Activity.LEAVING, 8)},
-            4,
-            STAYS.format(8),
-        ),
+        ({"tail_seconds": 60.0}, {1: (MEETING, 7), 2: (LEAVING, 8)}, 4, STAYS.format(8)),
         # A checkpoint, say, after a loop that one worker has left before the others.
         (
             {"apart_seconds": 60.0},
-            {0: (Activity.WAITING, 7), 1: (Activity.WAITING, 7), 2: (Activity.MEETING, 7)},
+            {0: (WAITING, 7), 1: (WAITING, 7), 2: (MEETING, 7)},
             57,
             "worker 2 has left (between steps, before step 7, waiting for the others), and others "
             "wait for it",
         ),
         # The other one has made the step.
-        ({"apart_seconds": 60.0}, {0: (Activity.WAITING, 7), 1: (Activity.MEETING, 8)}, 120, None),
+        ({"apart_seconds": 60.0}, {0: (WAITING, 7), 1: (MEETING, 8)}, 120, None),
         (
             {"limit_seconds": 20},
-            {0: (Activity.WAITING, 41), 1: (Activity.COMPUTING, 41), 2: (Activity.WAITING, 41)},
+            {0: (WAITING, 41), 1: (COMPUTING, 41), 2: (WAITING, 41)},
             17,
             "others have waited for worker 1, which is in step 41, for 20 s",
         ),
@@ -136,15 +128,15 @@ def test_who_keeps_others_waiting_in_vain_is_named_by_all(job, times, doing, qui
 @pytest.mark.parametrize(
     ("alive", "doing", "said"),
     [
-        ({0, 1}, {0: Activity.MEETING}, "worker 2 is before its first step"),
+        ({0, 1}, {0: MEETING}, "worker 2 is before its first step"),
         (
             {0, 1, 2},
-            {0: Activity.WAITING, 1: Activity.COMPUTING, 2: Activity.WAITING},
+            {0: WAITING, 1: COMPUTING, 2: WAITING},
             "worker 1 is in step 41",
         ),
         (
             {0, 1, 2},
-            {0: Activity.LEAVING, 1: Activity.TRAINED, 2: Activity.LEAVING},
+            {0: LEAVING, 1: TRAINED, 2: LEAVING},
             "worker 1 is after its training, before the end of its script",
         ),
     ],
@@ -152,7 +144,7 @@ def test_who_keeps_others_waiting_in_vain_is_named_by_all(job, times, doing, qui
 def test_a_late_worker_is_reported_and_ends_nothing(job, capsys, alive, doing, said):
     job.alive = alive
     for activity in job.activities[:2]:
-        activity.enter(Activity.OUTSIDE, 41)
+        activity.enter(OUTSIDE, 41)
     for rank, activity in doing.items():
         job.activities[rank].enter(activity, 41)
     assert job.run(130) == {}
@@ -165,7 +157,7 @@ def test_a_late_worker_is_reported_and_ends_nothing(job, capsys, alive, doing, s
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_silent_worker_is_named_by_all_others_with_what_it_did_last(job, lost):
     for activity in job.activities:
-        activity.enter(Activity.COMPUTING, 41)
+        activity.enter(COMPUTING, 41)
     assert job.run(5) == {}
     job.alive.remove(lost)
     assert job.run(9) == {}
@@ -181,7 +173,7 @@ def test_all_workers_leave_with_one_that_got_sigterm(job, asked):
     ends = []
     for worker in job.workers:
         worker._end = lambda status, why, **_: ends.append(status)
-    job.activities[asked].enter(Activity.OUTSIDE, 8)
+    job.activities[asked].enter(OUTSIDE, 8)
     assert job.run(2) == {}
     job.workers[asked].leave()
     said = job.run(3)
@@ -221,21 +213,21 @@ def test_time_without_readings_is_no_silence_of_the_others(job):
 
 def test_a_wait_that_ends_as_another_worker_leaves_is_no_loss(job):
     """Worker 1's last row, of a long wait, is still there when worker 2 already leaves."""
-    job.activities[1].enter(Activity.WAITING, 7)
+    job.activities[1].enter(WAITING, 7)
     assert job.run(8) == {}
     job.alive = {0, 2}
-    job.activities[0].enter(Activity.OUTSIDE, 8)
-    job.activities[2].enter(Activity.LEAVING, 8)
+    job.activities[0].enter(OUTSIDE, 8)
+    job.activities[2].enter(LEAVING, 8)
     assert job.run(9) == {}
-    job.activities[1].enter(Activity.OUTSIDE, 8)
+    job.activities[1].enter(OUTSIDE, 8)
     job.alive = {0, 1, 2}
     assert job.run(60) == {}
 
 
 def test_a_wait_that_goes_on_after_another_worker_has_left_is_in_vain_soon(job):
-    job.activities[1].enter(Activity.WAITING, 7)
+    job.activities[1].enter(WAITING, 7)
     assert job.run(60) == {}
-    job.activities[2].enter(Activity.LEAVING, 7)
+    job.activities[2].enter(LEAVING, 7)
     assert job.run(4) == {}
     assert set(job.run(4)) == {0, 1, 2}
 
@@ -275,7 +267,7 @@ def test_posts_go_on_while_a_read_waits_until_the_board_answers_none(short_beats
 
 def test_the_thread_ends_the_process_and_says_why(short_beats):
     rows, given = {}, []
-    View(rows, 0).post(Beat(1, loss=Loss(Reason.SILENT, 2, Activity.OUTSIDE, 9)).row())
+    View(rows, 0).post(Beat(1, loss=Loss(Reason.SILENT, 2, OUTSIDE, 9)).row())
 
     def end(*arguments, linger_seconds):
         given.append((*arguments, linger_seconds))

@@ -33,13 +33,7 @@ def test_the_thread_looks_until_there_is_a_reason_also_after_an_error(monkeypatc
     assert seconds == [0.0, 1.0, 1.0]
 
 
-def test_the_process_is_named():
-    ended = []
-    run(lambda _: "worker 1 is lost", ended, lambda: "server 0")
-    assert ended == [(1, "lbbsp: worker 1 is lost; server 0 ends")]
-
-
-def test_it_looks_again_if_the_name_cannot_be_told_now():
+def test_the_process_is_named_and_it_looks_again_if_the_name_cannot_be_told_now():
     ended, names = [], iter([0, "server 0"])
     run(lambda _: "worker 1 is lost", ended, lambda: next(names) + "")
     assert ended == [(1, "lbbsp: worker 1 is lost; server 0 ends")]

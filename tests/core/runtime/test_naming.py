@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from teams import team
 
 from lbbsp_core import (
     Affine,
@@ -193,17 +194,10 @@ def test_limits_are_one_for_each_worker() -> None:
 def test_workers_with_names_and_with_objects_agree_and_plan_alike(monkeypatch: Any) -> None:
     names = "lbbsp:min_gain=0", "ema0.2", "affine:0.1:0.01", 60
     values = LoadBalanced(min_gain=0.0), Ema(0.2), Affine(0.1, 0.01), Limits(1, 60)
+    keys = "policy", "predictor", "cost", "limits"
     named, objects = (
-        Balancer(
-            rank=rank,
-            workers=2,
-            global_batch_size=64,
-            policy=policy,
-            predictor=predictor,
-            cost=cost,
-            limits=limits,
-        )
-        for rank, (policy, predictor, cost, limits) in enumerate([names, values])
+        team(2, 64, **dict(zip(keys, given, strict=True)))[rank]
+        for rank, given in enumerate([names, values])
     )
     for _ in range(3):
         messages = [named.report(0.4), objects.report(0.1)]
