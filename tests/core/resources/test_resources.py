@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -58,16 +58,11 @@ class Machine:
         self.write("proc/self/cgroup", "")
         self.write("proc/self/mountinfo", "24 1 254:0 / / rw - ext4 /dev/root rw\n")
         self.host = Host(
-            root=root,
-            clock=lambda: self.seconds,
-            process_seconds=lambda: self.own,
-            involuntary_switches=lambda: self.switches,
-            memory=lambda: self.bytes,
+            root=root, environ={}, cores=frozenset(cores), core_times=self.core_times,
+            clock=lambda: self.seconds, process_seconds=lambda: self.own,
+            involuntary_switches=lambda: self.switches, memory=lambda: self.bytes,
             resident=lambda: 25 * 4096,
-            core_times=self.core_times,
-            cores=frozenset(cores),
-            environ={},
-        )
+        )  # fmt: skip
 
     def write(self, path: str, text: str) -> None:
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -91,6 +86,12 @@ class Machine:
     def groups(self, mounts: str, memberships: str) -> None:
         self.write("proc/self/mountinfo", mounts)
         self.write("proc/self/cgroup", memberships)
+
+    def wait(self, seconds: float, own: float = 0.0, switches: int = 0) -> None:
+        """Lets time pass, in which this process computes and is interrupted."""
+        self.seconds += seconds
+        self.own += own
+        self.switches += switches
 
     def open_files(self) -> int:
         descriptors = Path("/proc/self/fd").iterdir()
@@ -125,9 +126,8 @@ def machine(tmp_path: Path) -> Machine:
 def test_names_are_fixed_and_in_order(machine: Machine) -> None:
     assert machine.sampler("runnable", "cpu_own_percent").names == ("runnable", "cpu_own_percent")
     assert machine.sampler().sample() == ()
-    assert (
-        set(ResourceSampler.available) == set(DESCRIPTIONS) >= {*DEFAULT_NAMES, *DEFAULT_GPU_NAMES}
-    )
+    assert set(ResourceSampler.available) == set(DESCRIPTIONS)
+    assert set(DESCRIPTIONS) >= {*DEFAULT_NAMES, *DEFAULT_GPU_NAMES}
 
 
 def test_the_default_is_what_the_machine_provides(machine: Machine) -> None:
@@ -178,14 +178,7 @@ QUOTA2 = "usage_usec 9\nnr_periods 7\nnr_throttled {0}\nthrottled_usec {0}\n"
 @pytest.mark.parametrize(
     ("groups", "path", "text", "increase", "factor", "expected"),
     [
-        (
-            ROOT1,
-            f"{CPUACCT}/cpuacct.usage_percpu",
-            USAGES,
-            10**9 + 123_456,
-            "cpu_other",
-            PRECISE,
-        ),
+        (ROOT1, f"{CPUACCT}/cpuacct.usage_percpu", USAGES, 10**9 + 123_456, "cpu_other", PRECISE),
         (JOB2, "proc/schedstat", SCHEDSTAT, 10**9 + 123_456, "cpu_other", PRECISE),
         (JOB1, f"{CPUACCT}/job/cpuacct.usage", USAGE1, 10**9, "cgroup_other", 25),
         (JOB2, f"{CGROUPS}/job/cpu.stat", USAGE2, 1_000_000, "cgroup_other", 25),
@@ -220,8 +213,7 @@ def test_totals_become_percents(
     machine.write(path, text.format(100))
     machine.groups(*groups)
     sampler = machine.sampler(f"{factor}_percent")
-    machine.seconds += 2.0
-    machine.own += 0.5
+    machine.wait(2.0, own=0.5)
     machine.write(path, text.format(100 + increase))
     assert sampler.sample() == (pytest.approx(expected, rel=1e-12),)
 
@@ -270,15 +262,13 @@ def test_the_hierarchies_that_may_have_a_controller(machine: Machine) -> None:
 def test_other_cpu_time_is_that_of_our_cores_minus_our_own(machine: Machine) -> None:
     sampler = machine.sampler("cpu_other_percent", "cpu_own_percent", "steal_percent")
     assert sampler.sample() == (0, 0, 0)
-    machine.seconds += 2.0
-    machine.own += 0.5
+    machine.wait(2.0, own=0.5)
     machine.work(1, user=30, nice=20, system=10, irq=5, softirq=5, idle=99, iowait=44, steal=10)
     machine.work(2, user=80, steal=30)
     machine.work(0, user=200, steal=200)  # not one of our cores
     # 1.5 s busy, 0.5 s ours, 0.4 s stolen, in 2 s
     assert sampler.sample() == pytest.approx((50.0, 25.0, 20.0))
-    machine.seconds += 1.0
-    machine.own += 7.0
+    machine.wait(1.0, own=7.0)
     machine.work(1, user=5000, steal=5000)
     assert sampler.sample() == (200.0, 200.0, 200.0), "at most all of our cores"
 
@@ -358,17 +348,11 @@ def test_switches_are_per_second(machine: Machine) -> None:
     machine.switches = 1000
     sampler = machine.sampler("involuntary_switches_per_second")
     for switches, seconds, expected in (
-        (7, 0.25, 28),
-        (0, 0.5, 0),
-        (10**9, 0.5, 10**6),  # at most
-        (10, 1.0, 10),
-        (5, 0.0, 10),  # no time has passed
-        (5, 1.0, 10),
-        (8, -5.0, 10),
-        (6, 2.0, 3),
-    ):
-        machine.switches += switches
-        machine.seconds += seconds
+        (7, 0.25, 28), (0, 0.5, 0), (10**9, 0.5, 10**6),  # at most
+        (10, 1.0, 10), (5, 0.0, 10),  # no time has passed
+        (5, 1.0, 10), (8, -5.0, 10), (6, 2.0, 3),
+    ):  # fmt: skip
+        machine.wait(seconds, switches=switches)
         assert sampler.sample() == (expected,)
 
 
@@ -392,23 +376,28 @@ def test_memory_of_the_machine(machine: Machine) -> None:
     assert sampler.sample()[0] == pytest.approx(90.0)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_memory_under_the_lowest_limit(machine: Machine, version: int) -> None:
-    if version == 2:
-        machine.groups(V2, "0::/pod/job\n")
-        folder, limit, used, cache = CGROUPS, "memory.max", "memory.current", "inactive_file"
-        unlimited = "max"
-    else:
-        machine.groups(V1, "7:memory:/pod/job\n4:cpu,cpuacct:/\n0::/\n")
-        folder, unlimited, cache = f"{CGROUPS}/memory", str(2**63 - 4096), "total_inactive_file"
-        limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
-    for group, limit_bytes, bytes_used in (
-        ("/pod", 512_000, 400_000),
-        ("/pod/job", 900_000, 100_000),
-        ("", unlimited, 1),
-    ):
-        machine.write(f"{folder}{group}/{limit}", f"{limit_bytes}\n")
-        machine.write(f"{folder}{group}/{used}", f"{bytes_used}\n")
+MEMORY1 = V1, "7:memory:/pod/job\n4:cpu,cpuacct:/\n0::/\n"
+NAMES1 = "limit_in_bytes", "usage_in_bytes", "total_inactive_file"
+
+
+@pytest.mark.parametrize(
+    ("groups", "folder", "names", "unlimited"),
+    [
+        (MEMORY1, f"{CGROUPS}/memory", NAMES1, 2**63 - 4096),
+        ((V2, "0::/pod/job\n"), CGROUPS, ("max", "current", "inactive_file"), "max"),
+    ],
+    ids=["version 1", "version 2"],
+)
+def test_memory_under_the_lowest_limit(
+    machine: Machine, groups: tuple[str, str], folder: str, names: tuple[str, ...], unlimited: Any
+) -> None:
+    machine.groups(*groups)
+    limit, used, cache = names
+    for group, most, bytes_used in (
+        ("/pod", 512_000, 400_000), ("/pod/job", 900_000, 100_000), ("", unlimited, 1),
+    ):  # fmt: skip
+        machine.write(f"{folder}{group}/memory.{limit}", f"{most}\n")
+        machine.write(f"{folder}{group}/memory.{used}", f"{bytes_used}\n")
         machine.write(f"{folder}{group}/memory.stat", f"anon 5\n{cache} 16000\nfile 3\n")
     sampler = machine.sampler("memory_percent", "memory_own_percent")
     assert sampler.sample() == pytest.approx((75.0, 100 * 25 * 4096 / 512_000))
@@ -428,8 +417,7 @@ def test_an_unreadable_source_keeps_its_value_and_warns_once(
     assert sampler.sample() == (5, 0)
     machine.write("proc/loadavg", "")
     for _ in range(3):
-        machine.seconds += 1.0
-        machine.switches += 9
+        machine.wait(1.0, switches=9)
         assert sampler.sample() == (5, 9)
     machine.loadavg(2)
     assert sampler.sample()[0] == 2, "the file is readable again"
@@ -439,9 +427,8 @@ def test_an_unreadable_source_keeps_its_value_and_warns_once(
 
     monkeypatch.setattr(os, "pread", gone)
     assert sampler.sample()[0] == 2
-    assert [record.getMessage().split(" and ")[0] for record in caplog.records] == [
-        "runnable cannot be read any more"
-    ]
+    (message,) = caplog.messages
+    assert message.startswith("runnable cannot be read any more and ")
 
 
 def test_a_machine_without_sources(
@@ -644,19 +631,16 @@ def polled(machine: Machine, microseconds: int, may_block: bool = False) -> poll
     return polling.PolledSource(source, machine.host, ())
 
 
-def test_the_slowest_go_to_the_background(
+def test_the_slowest_and_those_that_may_block_go_to_the_background(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    blocking, other = polled(machine, 1, may_block=True), polled(machine, 2)
+    assert polling.split([blocking, other]) == ([other], [blocking])
     monkeypatch.setattr(polling, "BUDGET_SECONDS", 100e-6)
     sources = [polled(machine, microseconds) for microseconds in (50, 1000, 20, 29, 2)]
     foreground, background = polling.split(sources)
     assert [round(source.read_seconds * 1e6) for source in foreground] == [2, 20, 29]
     assert [round(source.read_seconds * 1e6) for source in background] == [50, 1000]
-
-
-def test_sources_that_may_block_go_to_the_background(machine: Machine) -> None:
-    blocking, other = polled(machine, 1, may_block=True), polled(machine, 2)
-    assert polling.split([blocking, other]) == ([other], [blocking])
 
 
 def polling_threads() -> int:
@@ -678,8 +662,7 @@ def test_after_close_the_last_sample_stays(
 ) -> None:
     sampler = machine.sampler("involuntary_switches_per_second", "runnable")
     sampler.close()
-    machine.seconds += 1.0
-    machine.switches += 5
+    machine.wait(1.0, switches=5)
     machine.loadavg(9)
     assert sampler.sample() == (0.0, 1.0)
     assert not caplog.records
