@@ -59,31 +59,15 @@ def test_launch_hands_everything_on(jobs):
         "--hosts", "a,b,c", "--rank", 1, "--port", 7000, "--env", "A", "--env", "B", "train.py",
     )  # fmt: skip
     assert result.exit_code == 7
-    assert jobs == [
-        (
-            ["train.py"],
-            {
-                "workers": 3,
-                "framework": "tensorflow",
-                "servers": None,
-                "speeds": [1.0, 1.0, 0.5],
-                "speeds_at": [(30.0, [0.5, 1.0, 1.0]), (60.0, [1.0, 1.0, 1.0])],
-                "contention": [bursty(worker, 4) for worker in range(3)],
-                "devices": "0,1+2,none",
-                "run_dir": Path("here"),
-                "timeout": 9.0,
-                "max_restarts": 3,
-                "elastic": 2,
-                "grace": 5.0,
-                "log_dir": Path("logs"),
-                "ranks": [0, 2],
-                "hosts": "a,b,c",
-                "rank": 1,
-                "port": 7000,
-                "env": ["A", "B"],
-            },
-        )
-    ]
+    options = {
+        "workers": 3, "framework": "tensorflow", "servers": None, "speeds": [1.0, 1.0, 0.5],
+        "speeds_at": [(30.0, [0.5, 1.0, 1.0]), (60.0, [1.0, 1.0, 1.0])],
+        "contention": [bursty(worker, 4) for worker in range(3)], "devices": "0,1+2,none",
+        "run_dir": Path("here"), "timeout": 9.0, "max_restarts": 3, "elastic": 2, "grace": 5.0,
+        "log_dir": Path("logs"), "ranks": [0, 2], "hosts": "a,b,c", "rank": 1, "port": 7000,
+        "env": ["A", "B"],
+    }  # fmt: skip
+    assert jobs == [(["train.py"], options)]
 
 
 @pytest.mark.parametrize(
