@@ -14,12 +14,9 @@ class Training:
     def __init__(self, folder, every, *, others=False, rank=0):
         self.left, self.collected = [], []
         self.session = SimpleNamespace(
-            rank=rank,
-            step=0,
-            preempted=False,
-            preemption_requested=False,
+            rank=rank, step=0, preempted=False, preemption_requested=False,
             any_worker=lambda flag: flag or others,
-        )
+        )  # fmt: skip
         self.schedule = CheckpointSchedule(
             self.session, self.session, self.collect, self.left.append
         )

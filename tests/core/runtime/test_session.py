@@ -3,7 +3,7 @@
 import logging
 import threading
 from functools import partial
-from itertools import chain, count
+from itertools import count
 
 import numpy as np
 import pytest
@@ -59,21 +59,6 @@ def fixed(rank):
 def test_collectives_are_what_a_session_asks_for():
     assert isinstance(SingleWorker(), Collectives)
     assert isinstance(Threads(0, 2, None), Collectives)
-
-
-def test_every_sample_once_by_the_plan():
-    def worker(session, collectives):
-        session.use_order(session.make_order(3 * X + 4, seed=1))
-        session.start({})
-        drawn = []
-        for number in range(4):
-            drawn.append(session.local_indices(number).tolist())
-            step(session, collectives)
-        return drawn
-
-    drawn = run(worker, options=fixed)
-    assert [[len(part) for part in parts] for parts in drawn] == [[8, 8, 8, 3], [4, 4, 4, 1]]
-    assert sorted(chain(*drawn[0], *drawn[1])) == list(range(3 * X + 4))
 
 
 @pytest.mark.parametrize("preempted", [False, True])
@@ -288,11 +273,12 @@ def test_a_flag_is_shared():
     assert run(worker) == [[True, False]] * 2
 
 
-def test_the_first_step_of_an_epoch_and_an_excluded_one_are_not_learned_from(tmp_path, monkeypatch):
+def test_rank_0_records_a_header_and_which_steps_are_not_learned_from(tmp_path, monkeypatch):
+    """The first step of an epoch, and one that is excluded."""
     tick(monkeypatch, 0.001)
 
     def worker(session, collectives):
-        session.use_order(session.make_order(4 * X))
+        session.use_order(session.make_order(4 * X, seed=9))
         session.start({})
         for number in range(4):
             if number == 2:
@@ -300,22 +286,11 @@ def test_the_first_step_of_an_epoch_and_an_excluded_one_are_not_learned_from(tmp
             session.begin_step()
             step(session, collectives)
 
-    run(worker, options=lambda rank: SessionOptions(record=tmp_path))
-    lines = read_run(tmp_path).steps
-    assert [line.excluded for line in lines] == [(0, 1), (), (0, 1), ()]
-
-
-def test_the_record_has_a_header_and_a_line_a_step_from_rank_0(tmp_path):
-    def worker(session, collectives):
-        session.use_order(session.make_order(2 * X, seed=9))
-        session.start({})
-        step(session, collectives)
-        step(session, collectives)
-
     run(worker, options=lambda rank: SessionOptions(record=tmp_path / str(rank)))
     found = read_run(tmp_path / "0")
     assert (found.header.framework, found.header.workers, found.header.seed) == ("threads", 2, 9)
-    assert [(line.step, sum(line.sizes)) for line in found.steps] == [(0, X), (1, X)]
+    excluded = [(0, 1), (), (0, 1), ()]
+    assert [(line.step, line.excluded) for line in found.steps] == [*enumerate(excluded)]
     assert not (tmp_path / "1").exists()
 
 
