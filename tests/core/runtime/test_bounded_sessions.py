@@ -190,7 +190,7 @@ def test_short_steps_are_reported_where_they_are_very_short_or_cost_much(
     slow, seconds, words, said
 ):
     costs = [Affine(0.0, seconds / 64 / (slow if rank else 1)) for rank in range(4)]
-    train(sessions(4, 256), costs, 100)
+    train(sessions(4, 256), costs, SHORT_STEPS + 30)
     texts = said("too short")
     assert len(texts) == bool(words)
     assert all(word in texts[0] for word in words)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from teams import meet, plan, play, team
 
@@ -374,6 +374,7 @@ def test_batches_that_are_drawn_keep_their_granularity() -> None:
     assert plan(drawing) == (52, 48), "a short step"
 
 
+@settings(max_examples=25)
 @given(
     st.sampled_from(
         [

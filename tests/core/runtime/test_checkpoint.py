@@ -201,7 +201,7 @@ def whole(tmp_path_factory):
     return path, path.read_bytes()
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(place=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
 def test_a_changed_byte_is_noticed_or_without_effect(whole, place, bits):
     path, data = whole[0], bytearray(whole[1])
@@ -217,7 +217,7 @@ def test_a_changed_byte_is_noticed_or_without_effect(whole, place, bits):
         assert_same(found, checkpoint())
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.binary(max_size=300))
 def test_other_files_are_value_errors(whole, data):
     whole[0].write_bytes(data)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbbsp_core import (
@@ -109,6 +109,7 @@ def duration_tables() -> st.SearchStrategy[np.ndarray]:
 
 
 @pytest.mark.parametrize("synchroniser", SCHEMES, ids=repr)
+@settings(max_examples=25)
 @given(seconds=duration_tables())
 def test_it_decides_as_the_simulator_does(synchroniser: Any, seconds: np.ndarray) -> None:
     server = Server(synchroniser, seconds)

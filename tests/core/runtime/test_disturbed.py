@@ -83,7 +83,7 @@ SHORT = Affine(0.0026, 3e-6)
 def test_two_equal_workers_with_short_steps_do_not_swing(predictor: Predictor) -> None:
     def plans(threshold: float) -> list[Sizes]:
         balancers = sessions_team(2, 256, threshold=threshold, predictor=predictor)
-        return [*play(balancers, disturbed([SHORT] * 2, Noise(3, invalid=0.0)), 250)]
+        return [*play(balancers, disturbed([SHORT] * 2, Noise(3, invalid=0.0)), 150)]
 
     near = plans(SHORT_STEP_SECONDS)
     assert max(map(max, plans(0.0))) >= 240, "without bounds a worker gets nearly all samples"
@@ -97,7 +97,7 @@ def test_bounds_do_not_widen_with_the_number_of_workers(workers: int) -> None:
     """Of many workers, some are always delayed: that makes no speed better known."""
     balancers = sessions_team(workers, 64 * workers, predictor=Ema(0.5))
     mostly_constant = [Affine(0.009, 0.001 / 64)] * workers
-    *_, last = play(balancers, disturbed(mostly_constant, Noise(1, invalid=0.0)), 150)
+    *_, last = play(balancers, disturbed(mostly_constant, Noise(1, invalid=0.0)), 100)
     assert balancers[0].short_steps.fraction < 0.6
     assert min(last) >= 64 * 0.4
     assert max(last) <= 64 * 1.6
