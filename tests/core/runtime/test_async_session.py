@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from waits import HANG_SECONDS, until
+from worker_threads import in_threads
 
 from lbbsp_core import (
     ASP,
@@ -84,48 +85,38 @@ def run(
     before_start=lambda rank, server: None,
 ):
     """Trains; returns the server and what each worker drew."""
-    server, drawn, errors = ListServer(SAMPLES), [[] for _ in range(WORKERS)], []
+    server, drawn = ListServer(SAMPLES), [[] for _ in range(WORKERS)]
 
     def worker(rank):
-        try:
-            servers = Servers(server, rank)
-            session = AsyncSession(
-                servers, sync, X, options(rank), framework="list", versions={}, facts="a list",
-                devices=[f"gpu of worker {rank}, äöü"],
-            )  # fmt: skip
-            if rank == 0:
-                server.service = session.make_service()
-                server.ready.set()
-            assert server.ready.wait(HANG_SECONDS)
-            before_start(rank, server)
-            session.start()
-            session.use_samples(samples(rank))
-            stream = SampleStream(SAMPLES, session.options.seed)
-            session.begin_epoch()
-            before_drawing(rank, drawn)
-            while True:
-                begin, end = session.claim(EPOCHS * SAMPLES)
-                if begin >= end:
-                    break
-                indices = stream.take(begin, end)
-                drawn[rank] += indices.tolist()
-                servers.gradient = np.bincount(indices, minlength=SAMPLES).astype(float)
-                session.end_step(len(indices))
-                session.begin_read()
-                session.end_read()
-            session.finish()
-            session.close()
-        except BaseException as error:
-            errors.append(error)
-            server.failed = True
+        servers = Servers(server, rank)
+        session = AsyncSession(
+            servers, sync, X, options(rank), framework="list", versions={}, facts="a list",
+            devices=[f"gpu of worker {rank}, äöü"],
+        )  # fmt: skip
+        if rank == 0:
+            server.service = session.make_service()
+            server.ready.set()
+        assert server.ready.wait(HANG_SECONDS)
+        before_start(rank, server)
+        session.start()
+        session.use_samples(samples(rank))
+        stream = SampleStream(SAMPLES, session.options.seed)
+        session.begin_epoch()
+        before_drawing(rank, drawn)
+        while True:
+            begin, end = session.claim(EPOCHS * SAMPLES)
+            if begin >= end:
+                break
+            indices = stream.take(begin, end)
+            drawn[rank] += indices.tolist()
+            servers.gradient = np.bincount(indices, minlength=SAMPLES).astype(float)
+            session.end_step(len(indices))
+            session.begin_read()
+            session.end_read()
+        session.finish()
+        session.close()
 
-    threads = [threading.Thread(target=worker, args=(r,), daemon=True) for r in range(WORKERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_SECONDS)
-    if errors:
-        raise errors[0]  # later ones follow from it
+    in_threads(worker, WORKERS, lambda: setattr(server, "failed", True))
     return server, drawn
 
 
@@ -197,16 +188,10 @@ def test_a_session_does_not_learn_from_costly_first_uses():
         session._learn(samples, seconds, ())
         for samples, seconds in [(8, 9.0), (8, 0.8), (9, 5.0), (9, 1.8), (10, 1.0)]
     ]
-    nanoseconds = 10**8
-    assert learned == [
-        (0, 0, False),
-        (1000 * nanoseconds, 0, False),
-        (1000 * nanoseconds, 0, False),
-        (2000 * nanoseconds, 0, False),
-        (1000 * nanoseconds, 0, False),
-    ]
+    picoseconds = 10**11
+    assert learned == [(each * picoseconds, 0, False) for each in (0, 1, 1, 2, 1)]
     session.exclude_step()
-    assert session._learn(10, 3.0, ()) == (1000 * nanoseconds, 0, True)
+    assert session._learn(10, 3.0, ()) == (picoseconds, 0, True)
     rounds = session.make_service()._coordinator.rounds
     assert rounds.measured(0, 8, 9.0) is None, "nor does the coordinator"
 

@@ -47,29 +47,41 @@ class Threads:
         return threading.Lock()  # any context manager
 
 
-def run(worker, *, workers=2, make=WorkerSession, options=None):
-    """Runs `worker(session, collectives)` in a thread for each rank; returns what they return."""
-    meeting, results, errors = Meeting(workers), [None] * workers, []
+def in_threads(body, workers, end_others):
+    """Runs `body(rank)` in a thread for each rank; returns what they return, or raises an error.
 
-    def body(rank):
+    The first one: later ones follow from it, since `end_others()` ends the waits of all others.
+    """
+    results, errors = [None] * workers, []
+
+    def guarded(rank):
         try:
-            collectives = Threads(rank, workers, meeting)
-            given = options(rank) if options else SessionOptions()
-            session = make(collectives, X, given, framework="threads")
-            results[rank] = worker(session, collectives)
+            results[rank] = body(rank)
         except BaseException as error:
             errors.append(error)
-            meeting.barrier.abort()
+            end_others()
 
-    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(workers)]
+    threads = [threading.Thread(target=guarded, args=(r,), daemon=True) for r in range(workers)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(HANG_SECONDS)
-    first = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
-    if first or errors:
-        raise (first or errors)[0]
+    if errors:
+        is_own = [not isinstance(error, threading.BrokenBarrierError) for error in errors]
+        raise errors[is_own.index(True) if True in is_own else 0]
     return results
+
+
+def run(worker, *, workers=2, make=WorkerSession, options=None):
+    """Runs `worker(session, collectives)` in a thread for each rank; returns what they return."""
+    meeting = Meeting(workers)
+
+    def body(rank):
+        collectives = Threads(rank, workers, meeting)
+        given = options(rank) if options else SessionOptions()
+        return worker(make(collectives, X, given, framework="threads"), collectives)
+
+    return in_threads(body, workers, meeting.barrier.abort)
 
 
 def step(session, collectives):
