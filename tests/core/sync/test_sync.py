@@ -293,9 +293,12 @@ def test_what_cannot_be_names_the_cure() -> None:
 
 @dataclass(frozen=True)
 class Broken:
-    """BSP, except for what a subclass breaks."""
+    """BSP, except for what an option or a subclass breaks."""
 
     keeps_pushes: ClassVar[bool] = True
+
+    changed: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Parts of each decision that it replaces."""
 
     memory: list[int] = field(default_factory=list, hash=False)
 
@@ -312,22 +315,7 @@ class Broken:
         return BSP().join(state, worker, now)
 
     def change(self, state: Any, decision: SyncDecision) -> Any:
-        return state, decision
-
-
-class Stuck(Broken):
-    def change(self, state: Any, decision: SyncDecision) -> Any:
-        return state, decision._replace(release=())
-
-
-class Hasty(Broken):
-    def change(self, state: Any, decision: SyncDecision) -> Any:
-        return state, decision._replace(aggregate=())
-
-
-class Greedy(Broken):
-    def change(self, state: Any, decision: SyncDecision) -> Any:
-        return state, decision._replace(aggregate=(0, 1))
+        return state, decision._replace(**self.changed)
 
 
 class Doubling(Broken):
@@ -382,9 +370,9 @@ class Immortal(Broken):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Stuck(), "leaves all workers waiting"),
-        (Hasty(), "must not release workers with kept pushes"),
-        (Greedy(), "must aggregate kept pushes"),
+        (Broken({"release": ()}), "leaves all workers waiting"),
+        (Broken({"aggregate": ()}), "must not release workers with kept pushes"),
+        (Broken({"aggregate": (0, 1)}), "must aggregate kept pushes"),
         (Doubling(), "different ranks in order"),
         (Remembering(), "a call changed"),
         (Fickle(), "must decide the same"),
