@@ -1,13 +1,11 @@
 """Agreement before the first step, and continuing after a restart."""
 
 import json
-from dataclasses import dataclass
 
 import pytest
-from teams import team
+from teams import Turns, team
 
 from lbbsp_core import DisagreementError, GlobalOrder, LastValue, Limits
-from lbbsp_core.policy import FixedState
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.handshake import compare
 from lbbsp_core.runtime.exchange.protocol import checksum
@@ -53,26 +51,13 @@ def test_a_worker_that_differs_is_named(name, monkeypatch):
         agree(mine, order, Gathers(), {"epochs": 2})
 
 
-@dataclass(frozen=True)
-class Turns:
-    """A plan that changes every step."""
-
-    uses_costs = True
-    is_static = False
-    needs_common_steps = False
-    accepts_narrower_limits = False
-
-    def init(self, cluster):
-        return FixedState((6, 6))
-
-    def update(self, state, cluster, observation):
-        return FixedState(((4, 8), (9, 3), (1, 11))[observation.step % 3])
+TURNS = Turns(((6, 6), (4, 8), (9, 3), (1, 11)))
 
 
 @pytest.fixture
 def run():
     """Two workers whose plan changes every step, after three steps of an epoch of five."""
-    both = team(2, X, policy=Turns())
+    both = team(2, X, policy=TURNS)
     for one in both:
         one.use_order(GlobalOrder(50, X, seed=4))
     for _ in range(3):
@@ -93,7 +78,7 @@ def run():
     ],
 )
 def test_plans_that_the_new_run_forbids_are_not_restored(run, options, sizes):
-    fresh = balancer(policy=Turns(), **options)
+    fresh = balancer(policy=TURNS, **options)
     fresh.restore(run[0].state())
     assert (fresh.step, fresh.sizes(3)) == (3, sizes)
     assert fresh.report(0.2).checksum == checksum(sizes)

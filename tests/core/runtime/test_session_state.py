@@ -9,10 +9,9 @@ import pytest
 import worker_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from teams import meet, plan, team
+from teams import Turns, meet, plan, team
 
 from lbbsp_core import Balancer, Ema, GlobalOrder, LastValue, Limits, Profile
-from lbbsp_core.policy import FixedState
 from lbbsp_core.registry import POLICIES, PREDICTORS
 from lbbsp_core.runtime.checkpoint.checkpoint import to_bytes
 from lbbsp_core.runtime.exchange.collectives import gather_bytes, sums
@@ -130,27 +129,14 @@ def test_plans_within_memory_limits_continue_after_the_handshake(largest):
         assert run(second, 9)[::8] == [(12, 12), (13, 11)]
 
 
-class Alternating:
-    """Policy of a user, whose plans do not follow the default maximum."""
-
-    uses_costs = is_static = False
-    needs_common_steps = True
-    accepts_narrower_limits = False
-
-    def init(self, cluster):
-        return FixedState((18, 3, 3))
-
-    def update(self, state, cluster, observation):
-        return FixedState(state.sizes[1:] + state.sizes[:1])
-
-
 @pytest.mark.parametrize("lag", [1, 3])
 @pytest.mark.parametrize("steps", [3, 4, 5])
 def test_plans_beyond_the_default_maximum_continue_as_if_unbroken(steps, lag):
-    """Noise of layers, such as dropout, depends on the plan."""
+    """Noise of layers, such as dropout, depends on the plan; those of a user exceed the maximum."""
 
     def capped():
-        balancers = job(3, lag=lag, policy=Alternating(), bounds=BatchBounds(default_maximum=True))
+        policy = Turns(((18, 3, 3), (3, 3, 18), (3, 18, 3)))
+        balancers = job(3, lag=lag, policy=policy, bounds=BatchBounds(default_maximum=True))
         meet(balancers)
         return balancers
 
