@@ -81,16 +81,16 @@ def test_wrong_sizes_are_refused_by_name(total, options, message, policy):
     "options",
     [
         [{"short_step_seconds": 0.05}, {"short_step_seconds": 0.02}],
-        [{}, {"limits": 12}],  # those of the default maximum, which a profile lifts later
+        [{}, {"limits": 8}],  # those of the default maximum, which a profile lifts later
     ],
 )
 def test_workers_compare_what_bounds_their_batches(options):
     def start(session, _):
         session.start({})
 
-    run(start, options=lambda rank: SessionOptions(**options[0]))
+    run(start, workers=3, options=lambda rank: SessionOptions(**options[0]))
     with pytest.raises(DisagreementError, match="on limits, granularity and policy: worker 0 has"):
-        run(start, options=lambda rank: SessionOptions(**options[rank]))
+        run(start, workers=3, options=lambda rank: SessionOptions(**options[rank == 2]))
 
 
 # The largest batch by default
