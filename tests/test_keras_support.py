@@ -4,18 +4,12 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from waits import HANG_SECONDS
 
 ROOT = Path(__file__).parents[1]
 OUTCOMES = ("exact", "supported", "refused", "warned", "passive")
-
-
 TESTS = json.loads(Path(__file__).with_name("keras_support.json").read_text("utf-8"))
 
 
@@ -27,26 +21,27 @@ def rows():
             yield cells
 
 
-@pytest.fixture(scope="module")
-def collected():
-    """The ids of all tests in the files that the page names, with and without parameters."""
-    files = sorted({each.split("::")[0] for tests in TESTS.values() for each in tests})
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *files],
-        cwd=ROOT,
-        env={key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=True,
-    )
-    ids = set(found.stdout.splitlines())
-    return ids | {each.split("[")[0] for each in ids}
+class Collector:
+    """Plugin that keeps the ids of all tests that are collected, with and without parameters."""
+
+    def __init__(self):
+        self.ids = set()
+
+    def pytest_itemcollected(self, item):
+        self.ids |= {item.nodeid, item.nodeid.partition("[")[0]}
 
 
 @pytest.mark.slow
-def test_the_tests_of_the_features_exist(collected):
-    assert [each for tests in TESTS.values() for each in tests if each not in collected] == []
+def test_the_tests_of_the_features_exist(monkeypatch):
+    """Files that this process has collected already are not imported once more."""
+    named = {each for tests in TESTS.values() for each in tests}
+    files = sorted({each.partition("::")[0] for each in named})
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    collector = Collector()
+    status = pytest.main(["--collect-only", "-q", "-p", "no:xdist", *files], plugins=[collector])
+    assert status == pytest.ExitCode.OK
+    assert named - collector.ids == set()
 
 
 def test_every_row_has_an_outcome_and_a_test():
