@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, cycle
 from pathlib import Path
@@ -271,23 +272,30 @@ def test_command_ends_with_2_and_one_line_on_a_bad_trace(tmp_path: Path, app: ty
 # Real contention
 
 
+ALL_WORKERS = pytest.param(None, marks=pytest.mark.campaign)
+
+
+def scores_of(name: str, predictors: Sequence[str], workers: int | None, horizon: int = 1) -> Any:
+    """Returns the scores of predictors on the first workers of a recorded trace."""
+    trace = read_trace(TRACES / name)
+    chosen = {each: contenders(horizon)[each] for each in predictors}
+    some = replace(trace, series=trace.series[:workers])
+    return evaluate([some], predictors=chosen, horizon=horizon).scores[name]
+
+
 @pytest.mark.slow
-def test_narx_wins_where_neighbours_come_and_go() -> None:
-    trace = read_trace(TRACES / "contention_bursty.csv")
+@pytest.mark.parametrize("workers", [1, ALL_WORKERS])
+def test_narx_wins_where_neighbours_come_and_go(workers: int | None) -> None:
     names = ("last", "ema0.5", "rnn", "narx", "narx-without-drivers", "mixture")
-    predictors = {name: contenders()[name] for name in names}
-    scores = evaluate([trace], predictors=predictors).scores["contention_bursty.csv"]
+    scores = scores_of("contention_bursty.csv", names, workers)
     assert scores["narx"].rmse < 0.9 * scores["narx-without-drivers"].rmse
     assert scores["narx"].rmse < 0.9 * min(scores[n].rmse for n in ("last", "ema0.5", "rnn"))
     assert scores["mixture"].rmse < 1.03 * min(score.rmse for score in scores.values())
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, ALL_WORKERS])
 @pytest.mark.parametrize("horizon", [1, 3])
-def test_default_is_near_the_best_at_every_horizon(horizon: int) -> None:
-    trace = read_trace(TRACES / "contention_coarse.csv")
+def test_default_is_near_the_best_at_every_horizon(horizon: int, workers: int | None) -> None:
     names = ("last", "ema0.2", "ema0.5", "narx", "narx-without-drivers", "mixture")
-    predictors = {name: contenders(horizon)[name] for name in names}
-    result = evaluate([trace], predictors=predictors, horizon=horizon)
-    scores = result.scores["contention_coarse.csv"]
+    scores = scores_of("contention_coarse.csv", names, workers, horizon)
     assert scores["mixture"].rmse < 1.03 * min(score.rmse for score in scores.values())
