@@ -5,6 +5,7 @@ This is what docs/security.md promises; what listens is tested with the jobs tha
 
 import ast
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -34,9 +35,9 @@ EXCEPTIONS = {
 }
 
 
-def used(path):
+def used(text):
     """Yields the modules and functions that a file imports or calls by these names."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -53,10 +54,12 @@ def used(path):
 
 def test_nothing_that_is_loaded_is_executed_and_files_have_the_mode_of_the_umask():
     names = EXECUTES_DATA | PRIVATE | {"eval", "exec", "allow_pickle=True", "load_model"}
+    words = re.compile(rf"\b({'|'.join(names)})\b".replace("=True", ""))
     found = {
         (str(path.relative_to(ROOT)), name)
         for path in FILES
-        for name in names.intersection(used(path))
+        if words.search(text := path.read_text("utf-8"))
+        for name in names.intersection(used(text))
     }
     assert found <= EXCEPTIONS, sorted(found - EXCEPTIONS)
 

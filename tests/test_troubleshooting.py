@@ -31,22 +31,20 @@ def texts(source: str) -> Iterator[str]:
             yield "".join(map(str, parts))
 
 
-SOURCES = "\n".join(
-    text.replace("\n", " ")
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-    for text in texts(path.read_text("utf-8"))
-)
-
-
-def occurs(message: str, sources: str = SOURCES) -> bool:
+def occurs(message: str, sources: str) -> bool:
     """Says whether a string of the sources has all fragments of a message, in their order."""
     fragments = [re.escape(each.strip()) for each in message.split(VALUE) if each.strip()]
     return re.search(".*".join(fragments), sources) is not None
 
 
 def test_the_messages_of_the_document_are_those_of_the_sources():
-    missing = [message for message in messages() if not occurs(message)]
+    sources = "\n".join(
+        text.replace("\n", " ")
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for text in texts(path.read_text("utf-8"))
+    )
+    missing = [message for message in messages() if not occurs(message, sources)]
     assert not missing, "these messages have changed: change docs/troubleshooting.md, too"
 
 

@@ -39,7 +39,7 @@ store.balance(None, polcy="lbbsp")  # refused
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["3.10", "3.13"])
+@pytest.mark.parametrize("version", ["3.10", pytest.param("3.13", marks=pytest.mark.campaign)])
 def test_mypy_refuses_misspelt_options_and_wrong_types(tmp_path, version):
     (tmp_path / "mypy.ini").write_text(CONFIG)
     (tmp_path / "script.py").write_text(SCRIPT)
