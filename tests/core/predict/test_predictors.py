@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lbbsp_core import (
     Arima,
@@ -33,19 +31,25 @@ needs_statsmodels = pytest.mark.skipif(
 PREDICTORS: dict[str, Predictor] = {
     "last": LastValue(),
     "ema": Ema(0.3),
-    "rnn": Recurrent("rnn", hidden=3, sequence_length=6, batch=4, window=40),
-    "lstm": Recurrent("lstm", hidden=3, sequence_length=6, batch=4, window=40),
+    "rnn": Recurrent("rnn", hidden=2, sequence_length=5, batch=2, window=40),
+    "lstm": Recurrent("lstm", hidden=2, sequence_length=5, batch=2, window=40),
     "narx": Narx(window=40),
+    "narx-ahead": Narx(horizon=3, window=40),
+    "mixture": Mixture((Narx(hidden=0, window=40), Ema(0.5), LastValue())),
+}
+FURTHER: dict[str, Predictor] = {
     "narx-linear": Narx(hidden=0, window=40),
     "narx-without-drivers": Narx(use_exogenous=False, window=40),
-    "narx-ahead": Narx(horizon=3, window=40),
-    "mixture": Mixture((Narx(window=40), Ema(0.5), LastValue())),
     "mixture-ahead": Mixture((Narx(horizon=2, window=40), Ema(0.5)), horizon=2),
 }
 every_predictor = pytest.mark.parametrize(
     "predictor",
     [
         *(pytest.param(value, id=name) for name, value in PREDICTORS.items()),
+        *(
+            pytest.param(value, id=name, marks=pytest.mark.campaign)
+            for name, value in FURTHER.items()
+        ),
         pytest.param(
             Arima((1, 1, 1), refit_every=150, first_fit=40, window=40),
             id="arima",
@@ -109,19 +113,17 @@ def test_contract(predictor: Predictor) -> None:
 
 @every_predictor
 def test_draws_nothing_from_the_global_generators(predictor: Predictor) -> None:
-    np.random.seed(1)
-    first = predictor.predict(learn(predictor, noisy(60)), (0.0, 0.0))
+    first = predictor.predict(learned(predictor, 60), (0.0, 0.0))
     np.random.seed(2)
     assert predictor.predict(learn(predictor, noisy(60)), (0.0, 0.0)) == first
 
 
 @every_predictor
-@given(horizon=st.integers(1, 12))
-def test_forecasts_any_horizon_within_what_was_seen(predictor: Predictor, horizon: int) -> None:
-    series = noisy(100)
-    forecast = predictor.predict(learned(predictor, 100), (1.0, 0.0), horizon)
-    speeds = [measurement.samples_per_second for measurement in series]
-    assert min(speeds) * 0.99 <= forecast <= max(speeds) * 1.01
+def test_forecasts_any_horizon_within_what_was_seen(predictor: Predictor) -> None:
+    speeds = [measurement.samples_per_second for measurement in noisy(60)]
+    for horizon in range(1, 13):
+        forecast = predictor.predict(learned(predictor, 60), (1.0, 0.0), horizon)
+        assert min(speeds) * 0.99 <= forecast <= max(speeds) * 1.01
 
 
 @every_predictor
@@ -148,7 +150,7 @@ BAD = (math.nan, math.inf, 0.0, -1.0)
 def test_unusable_measurements_change_nothing(predictor: Predictor) -> None:
     if isinstance(predictor, LastValue | Ema):
         pytest.skip("relies on its caller for it: `SpeedEstimator` filters measurements")
-    state = learned(predictor, 50)
+    state = learned(predictor, 60)
     forecast = predictor.predict(state, (0.0, 0.0))
     for samples, seconds in [*((32, bad) for bad in BAD), *((bad, 0.3) for bad in BAD)]:
         spoilt = predictor.update(state, Measurement(samples, seconds, (0.0, 0.0)))
@@ -158,21 +160,21 @@ def test_unusable_measurements_change_nothing(predictor: Predictor) -> None:
 
 
 @every_predictor
-@pytest.mark.parametrize("factor", [1e-6, 1e-3, 1e3, 1e6])
+@pytest.mark.parametrize("factor", [1e-6, 1e3])
 def test_recovers_from_an_outlier_or_a_step_of_the_clock(
     predictor: Predictor, factor: float
 ) -> None:
     state = learned(predictor, 60)
     state = predictor.update(state, Measurement(32, 0.32 * factor, (0.0, 0.0)))
     assert 0 < predictor.predict(state, (0.0, 0.0)) < math.inf
-    state = learn(predictor, noisy(60, seed=1), state)
+    state = learn(predictor, noisy(40, seed=1), state)
     assert 20 < predictor.predict(state, (0.0, 0.0)) < 500
 
 
 @every_predictor
 def test_missing_or_broken_drivers_do_not_break_it(predictor: Predictor) -> None:
     for drivers in ((), (math.nan, 0.0), (math.inf, -math.inf), (0.0, 1.0, 2.0)):
-        state = learned(predictor, 50)
+        state = learned(predictor, 60)
         for _ in range(12):
             state = predictor.update(state, Measurement(32, 0.4, drivers))
             assert 40 < predictor.predict(state, drivers) < 140, drivers
@@ -248,12 +250,10 @@ def test_narx_learns_the_effect_of_a_driver() -> None:
     assert rmse(Narx(use_exogenous=False), series) < rmse(LastValue(), series)
 
 
-@pytest.mark.parametrize(
-    "predictor", [Narx(), Narx(horizon=3), Mixture()], ids=["narx", "narx-ahead", "mixture"]
-)
+@pytest.mark.parametrize("predictor", [Narx(horizon=3), Mixture()], ids=["narx", "mixture"])
 def test_forecasts_do_not_depend_on_the_order_of_drivers(predictor: Predictor) -> None:
     """Sums over drivers are rounded in another order, hence the tolerance."""
-    series, state, permuted = noisy(200, drivers=4), predictor.init(), predictor.init()
+    series, state, permuted = noisy(90, drivers=4), predictor.init(), predictor.init()
     for measurement in series:
         drivers = tuple(measurement.drivers[place] for place in (3, 1, 0, 2))
         forecasts = (
@@ -380,7 +380,9 @@ def test_mixture_follows_the_expert_that_is_right() -> None:
     assert min(state.weights) >= mixture.share * min(mixture.prior) * 0.999
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.campaign) for s in (1, 2))]
+)
 def test_mixture_is_never_much_worse_than_its_best_member(seed: int) -> None:
     experts = (LastValue(), Ema(0.5), Ema(0.05))
     for series in (
