@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import Affine, Limits, Profile, Proportional, Saturating, allocate
@@ -171,7 +171,9 @@ def random_case(seed: int) -> tuple[list[Curve], list[Limits], int, int]:
     return costs, limits, total, rng.choice((1, 1, 1, 2, 3, 4, 8))
 
 
-@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize(
+    "block", [*range(5), *(pytest.param(k, marks=pytest.mark.campaign) for k in range(5, 20))]
+)
 def test_small_cases_agree_with_exhaustive_search(block: int) -> None:
     feasible = with_remainder = 0
     for seed in range(200 * block, 200 * (block + 1)):
@@ -191,7 +193,7 @@ def test_small_cases_agree_with_exhaustive_search(block: int) -> None:
     assert with_remainder > 15
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_arbitrary_floats_reach_the_optimum_to_rounding(seed: int) -> None:
     rng = random.Random(seed)
     costs = [
@@ -308,7 +310,7 @@ def test_prices_of_the_smallest_and_largest_floats() -> None:
 
 def test_times_at_the_border_of_the_integer_range() -> None:
     """Uses a slowest time of 1 second, a power of two, rounded in either direction."""
-    for samples in range(2, 400):
+    for samples in range(2, 400, 5):
         speed = Proportional(float(samples))
         assert allocate([speed, speed], total=2 * samples).tolist() == [samples, samples]
 
@@ -325,7 +327,7 @@ def test_the_search_is_short_for_any_curve(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Ladders, "rungs", counted)
     rng = random.Random(1)
-    for _ in range(300):
+    for _ in range(100):
         costs = [rough_cost(rng) for _ in range(rng.randint(2, 40))]
         evaluations, total = 0, int(10 ** rng.uniform(3, 7))
         assert allocate(costs, total=total).sum() == total
@@ -350,7 +352,7 @@ def test_huge_batches() -> None:
     assert sizes[0] == pytest.approx(2**48, rel=1e-3)  # a granule is a thousand ticks then
 
 
-@pytest.mark.parametrize("grain", [1, 8])
+@pytest.mark.parametrize("grain", [8, pytest.param(1, marks=pytest.mark.campaign)])
 def test_a_hundred_thousand_workers(grain: int) -> None:
     rng = np.random.default_rng(0)
     overheads, slopes = rng.uniform(0, 0.02, 100_000), rng.uniform(0.001, 0.005, 100_000)
@@ -379,7 +381,6 @@ overheads = st.integers(0, 4096).map(lambda n: n / 2**10)
 affine = st.builds(Affine, overheads, slopes)
 any_cost = st.integers(0, 2**32).map(lambda seed: random_cost(random.Random(seed)))
 curves = st.lists(any_cost, min_size=1, max_size=40)
-relaxed = settings(derandomize=True, deadline=None, max_examples=150)
 
 
 @st.composite
@@ -398,7 +399,6 @@ def problems(draw: st.DrawFn) -> Problem:
     return costs, sum(plan) + draw(st.integers(0, grain - 1)), limits, grain
 
 
-@relaxed
 @given(problems(), st.integers(-40, 40))
 def test_larger_problems_agree_with_the_greedy_reference_in_any_unit_of_time(
     problem: Problem, power: int
@@ -415,7 +415,6 @@ def test_larger_problems_agree_with_the_greedy_reference_in_any_unit_of_time(
     assert tuple(sizes.tolist()) == tuple(again.tolist()) == greedy(costs, limits, total, grain)
 
 
-@relaxed
 @given(st.lists(affine, min_size=1, max_size=60), st.integers(1, 200))
 def test_one_segment_or_the_same_line_in_two(costs: list[Affine], share: int) -> None:
     """Compares the path for curves of one segment with the general one."""
