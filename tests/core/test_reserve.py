@@ -1,5 +1,6 @@
 """The reserve of a step: each sample once however claims interleave, and what hindsight chooses."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -174,11 +175,16 @@ def test_the_overhead_of_parts_is_found_though_contention_begins_within_steps():
         assert costs.overhead(0.003) == pytest.approx(overhead, abs=1.5)
 
 
-FEW = ["contention_bursty", "job_coarse", "pai_job_2"]
+CHOSEN = {("contention_bursty", 0.004), ("job_coarse", 0.063)}
 
 
-@pytest.mark.parametrize("name", FEW)
-@pytest.mark.parametrize("part_overhead", [0.004, 0.063])
+@pytest.mark.parametrize(
+    ("name", "part_overhead"),
+    [
+        pytest.param(*case, marks=[] if case in CHOSEN else [pytest.mark.campaign])
+        for case in product(["contention_bursty", "job_coarse", "pai_job_2"], [0.004, 0.063])
+    ],
+)
 def test_on_recorded_contention_it_is_never_worse(name, part_overhead):
     cluster = replay_trace(read_trace(TRACES / f"{name}.csv"))
     config = SimConfig(cluster.global_batch_size, part_overhead=part_overhead)

@@ -53,11 +53,21 @@ NOISES = {
 }
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda one: ",".join(one) or "plain")
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(
+    ("noise", "config"),
+    [
+        pytest.param(
+            *(noise, config),
+            id=f"{noise}-{','.join(config) or 'plain'}",
+            marks=[pytest.mark.campaign] if config and noise != "dbs" else [],
+        )
+        for noise in NOISES
+        for config in CONFIGS
+    ],
+)
 def test_plans_and_times_are_those_of_real_balancers(noise: str, config: dict[str, Any]) -> None:
     for curves in (cores([3, 1, 2], 5.0), cores([2, 5, 1, 1], 7.0, 0.8)):
-        cluster = synthetic_cluster(curves, 45, noise=NOISES[noise], seed=4)
+        cluster = synthetic_cluster(curves, 40, noise=NOISES[noise], seed=4)
         sim_config = SimConfig(120, steps_per_epoch=9, **config)
         _check_same(cluster, sim_config, LoadBalanced(), LastValue())
         _check_same(cluster, sim_config, LoadBalanced(min_gain=0.0, interval=3), Ema(0.3))
