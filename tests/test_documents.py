@@ -20,8 +20,10 @@ from pathlib import Path
 import commands
 import pytest
 from doc_pages import ROOT, Block, Page, documents
+from typer.testing import CliRunner
 from waits import HANG_SECONDS
 
+from lbbsp_core.cli.app import application
 from lbbsp_core.runtime.record.record import StepLine, run_header
 from lbbsp_core.runtime.record.writer import RunRecord
 
@@ -159,15 +161,13 @@ def test_each_block_is_run_or_says_why_not():
     assert len(excepted) <= MAX_EXCEPTED, excepted
 
 
-def test_the_first_command_of_the_readme_prints_what_is_shown():
+def test_the_first_command_of_the_readme_prints_what_is_shown(monkeypatch):
     readme = [block for block in BLOCKS if block.document == "README.md"]
     [command] = [line for b in readme for line in b.text.splitlines() if "--scenario" in line]
     [shown] = [block.text.splitlines() for block in readme if block.language == "text"]
-    words = [sys.executable, "-m", "lbbsp_core", *command.split()[1:]]
-    printed = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=True
-    )
-    lines = [line.replace("\u2503", "\u2502") for line in printed.stdout.splitlines()]
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = CliRunner().invoke(application(), command.split()[1:]).output
+    lines = [line.replace("\u2503", "\u2502") for line in printed.splitlines()]
     assert [line for line in shown if line not in lines] == []
 
 
