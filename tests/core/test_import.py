@@ -1,4 +1,4 @@
-"""Imports load what they use, and work where POSIX signals and modules are missing."""
+"""Imports load what they use, and type checkers see what there is."""
 
 import ast
 import importlib
@@ -11,60 +11,29 @@ from waits import HANG_SECONDS
 
 import lbbsp_core
 
-OURS = "import sys; print(*(each for each in sys.modules if each.startswith('lbbsp_core')))"
-HEAVY = "import sys; print(*({each.split('.')[0] for each in sys.modules}))"
-
-WITHOUT_POSIX = """
-import signal, sys
-for name in ("SIGKILL", "SIGSTOP", "SIGCONT", "SIGHUP", "pthread_sigmask"):
-    delattr(signal, name)
-for name in ("fcntl", "resource", "pwd", "grp", "termios"):
-    sys.modules[name] = None
-import lbbsp_core.sim
-from lbbsp_core import *
-assert allocate([Proportional(1.0), Proportional(3.0)], total=8).tolist() == [2, 6]
-predictor = Ema(0.5)
-assert predictor.predict(predictor.update(predictor.init(), Measurement(10, 1.0))) == 10.0
-"""
+SMALL = {
+    "import lbbsp_core": 2,
+    "from lbbsp_core.types import Limits": 5,
+    "from lbbsp_core import Ema": 20,
+}
+"""Imports, and how many of our modules are loaded at most by those up to each."""
+ALL = "from lbbsp_core import *; import lbbsp_core.sim, lbbsp_core.cost.fitting"
 
 
-def python(text: str) -> list[str]:
+def test_imports_load_what_they_use_and_nothing_heavy() -> None:
+    lines = ["import sys", *(f"{each}; print(*sys.modules)" for each in (*SMALL, ALL))]
     done = subprocess.run(
-        [sys.executable, "-c", text],
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-@pytest.mark.parametrize(
-    ("statement", "most"),
-    [
-        ("import lbbsp_core", 2),
-        ("from lbbsp_core.types import Limits", 5),
-        ("from lbbsp_core import Ema", 20),
-    ],
-)
-def test_an_import_loads_what_it_uses(statement: str, most: int) -> None:
-    loaded = python(f"{statement}; {OURS}")
-    assert "lbbsp_core" in loaded
-    assert len(loaded) <= most, loaded
-
-
-def test_nothing_heavy_is_loaded() -> None:
-    modules = "lbbsp_core.sim, lbbsp_core.cost.fitting"
-    loaded = python(f"from lbbsp_core import *; import {modules}; {HEAVY}; {OURS}")
+        [sys.executable, "-c", "\n".join(lines)],
+        capture_output=True, text=True, timeout=HANG_SECONDS, check=True,
+    )  # fmt: skip
+    *small, whole = map(str.split, done.stdout.splitlines())
+    for loaded, most in zip(small, SMALL.values(), strict=True):
+        ours = [each for each in loaded if each.startswith("lbbsp_core")]
+        assert 0 < len(ours) <= most, ours
     heavy = {"scipy", "psutil", "statsmodels", "sklearn", "matplotlib", "typer", "rich"}
     own = {f"lbbsp_core.{each}" for each in ("launch", "profiler", "processes", "report", "cli")}
-    assert "lbbsp_core.runtime.loop.session" in loaded
-    assert not (heavy | own | {"tensorflow", "mxnet"}) & set(loaded)
-
-
-def test_the_core_imports_without_posix() -> None:
-    python(WITHOUT_POSIX)
+    assert "lbbsp_core.runtime.loop.session" in whole
+    assert not (heavy | own | {"tensorflow", "mxnet"}) & set(whole)
 
 
 def test_type_checkers_see_the_names_of_the_face() -> None:

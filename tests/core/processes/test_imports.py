@@ -1,4 +1,4 @@
-"""Imports of the process packages: their direction, and systems without POSIX."""
+"""Imports of the process packages: their direction; the core on systems without POSIX."""
 
 import ast
 import subprocess
@@ -28,18 +28,24 @@ on_windows = {"SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM"}
 for name in [name for name in dir(signal) if name.startswith("SIG") and name[3] != "_"]:
     if name not in on_windows:
         delattr(signal, name)
+del signal.pthread_sigmask
 for name in ("P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "fork", "getpgid", "killpg",
              "sched_getaffinity", "setsid", "waitid"):
     delattr(os, name)
 for name in ("fcntl", "grp", "pwd", "resource", "termios"):
     sys.modules[name] = None
 load()
+import lbbsp_core.sim
+from lbbsp_core import *
+assert allocate([Proportional(1.0), Proportional(3.0)], total=8).tolist() == [2, 6]
+predictor = Ema(0.5)
+assert predictor.predict(predictor.update(predictor.init(), Measurement(10, 1.0))) == 10.0
 print("imported")
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="removes names that Linux defines")
-def test_the_packages_import_without_posix():
+def test_the_core_imports_without_posix():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_POSIX],
         capture_output=True,
