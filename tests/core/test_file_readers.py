@@ -35,7 +35,7 @@ from lbbsp_core.sim import (
 )
 
 FUZZ = settings(
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     database=None,

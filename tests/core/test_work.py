@@ -259,7 +259,7 @@ def test_limits_of_work_hold_in_short_steps():
     assert [each.sizes for each in run(balancers, [1.0, 1.0], 2)] == [(12, 4), (12, 2)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.integers(0, 40), st.integers(1, 8), st.integers(1, 3))
 def test_short_steps_granularity_and_parts(rest, granularity, parts):
     values = LENGTHS[: 3 * 64 + rest]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("typer")
@@ -157,6 +157,7 @@ NOISY = st.lists(
 )
 
 
+@settings(max_examples=20)
 @given(NOISY, st.integers(3, 12))
 def test_the_oracle_is_the_best_of_all_splits(speeds: list[list[float]], total: int) -> None:
     cluster = cluster_of(*speeds)
@@ -178,6 +179,7 @@ def splits(total: int, workers: int) -> list[list[int]]:
     ]
 
 
+@settings(max_examples=10)
 @given(NOISY)
 def test_bsp_takes_the_sum_of_maxima_and_nobody_beats_the_oracle(
     speeds: list[list[float]],
@@ -350,7 +352,7 @@ def test_sharing_work_helps_where_noise_is_and_parts_are_cheap(tmp_path: Path) -
     def rows(*words: object) -> dict[str, float]:
         file = tmp_path / "rows.json"
         command = [
-            *("--scenario", "pareto", "--workers", 4, "--steps", 100, "--json", file),
+            *("--scenario", "pareto", "--workers", 4, "--steps", 50, "--json", file),
             *("--policies", "lbbsp,lbbsp+reserve", *words),
         ]
         done = run(*command)
