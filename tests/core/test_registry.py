@@ -28,12 +28,7 @@ from lbbsp_core import (
     ProportionalControl,
     Recurrent,
 )
-from lbbsp_core.registry import (
-    POLICIES,
-    PREDICTORS,
-    SYNCHRONISERS,
-    Component,
-)
+from lbbsp_core.registry import POLICIES, PREDICTORS, SYNCHRONISERS, Component
 from lbbsp_core.sim import SimConfig, cores, run_async, run_bsp, synthetic_cluster
 from lbbsp_core.sim.backtest import contenders
 from lbbsp_core.testing import check_policy, check_synchroniser

@@ -246,10 +246,7 @@ def test_tasks_are_listed_with_the_chief_first():
         (config(THREE, index=2), "must have a task index in [0, 2)"),
         (config({"worker": ["a:1", "a:1"]}), "names the address 'a:1' twice"),
         (config({"worker": ["a:1", "b:70000"]}), "has the port 70000"),
-        (
-            config({"ps": ["a:1"], "worker": ["b:1"]}),
-            "names parameter servers",
-        ),
+        (config({"ps": ["a:1"], "worker": ["b:1"]}), "names parameter servers"),
     ],
 )
 def test_a_wrong_tf_config_is_a_problem(text, message):

@@ -98,11 +98,7 @@ def busy_port():
             "192.0.2.7 is not an address of this machine",
             "correct the task's index",
         ),
-        (
-            {"TF_CONFIG": config(local("BUSY", 1))},
-            "is used by process PID (",
-            "ss -ltnp",
-        ),
+        ({"TF_CONFIG": config(local("BUSY", 1))}, "is used by process PID (", "ss -ltnp"),
         (
             {"TF_USE_LEGACY_KERAS": "1", "DMLC_ROLE": "worker"},
             "DMLC_NUM_WORKER must be set together with DMLC_ROLE",

@@ -12,16 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lbbsp_core import (
-    Arima,
-    Ema,
-    LastValue,
-    Measurement,
-    Mixture,
-    Narx,
-    Predictor,
-    Recurrent,
-)
+from lbbsp_core import Arima, Ema, LastValue, Measurement, Mixture, Narx, Predictor, Recurrent
 from lbbsp_core.testing import check_predictor
 
 needs_statsmodels = pytest.mark.skipif(

@@ -88,9 +88,7 @@ def test_bsp_on_events_is_bsp_in_step(policy: Any, communication: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("sync", "pushes"),
-    [(SSP(0), 1), (SSP(2), 5), (DSSP(1, 4), 9), (ElasticBSP(4), 4)],
-    ids=repr,
+    ("sync", "pushes"), [(SSP(0), 1), (SSP(2), 5), (DSSP(1, 4), 9), (ElasticBSP(4), 4)], ids=repr
 )
 def test_staleness_is_bounded_as_derived(sync: Synchroniser, pushes: int) -> None:
     """Another worker pushes at most so often while one computes an iteration (docs/theory.md)."""

@@ -141,11 +141,7 @@ def test_a_run_in_which_all_wait_says_so() -> None:
 @pytest.mark.parametrize(
     ("seconds", "options", "message"),
     [
-        (
-            [[1.0, math.nan]],
-            {},
-            r"seconds of worker 0 in iteration 1 must be finite and > 0",
-        ),
+        ([[1.0, math.nan]], {}, r"seconds of worker 0 in iteration 1 must be finite and > 0"),
         ([[1.0], [0.0]], {}, r"seconds of worker 1 in iteration 0 must be finite and > 0, got 0"),
         ([1.0, 2.0], {}, r"shape \(workers, iterations\), at least one each, got \(2,\)"),
         ([[]], {}, r"at least one each, got \(1, 0\)"),

@@ -181,9 +181,7 @@ def splits(total: int, workers: int) -> list[list[int]]:
 
 @settings(max_examples=10)
 @given(NOISY)
-def test_bsp_takes_the_sum_of_maxima_and_nobody_beats_the_oracle(
-    speeds: list[list[float]],
-) -> None:
+def test_bsp_takes_the_sum_of_maxima_and_nobody_beats_the_oracle(speeds: list[list[float]]) -> None:
     total = 12
     rows = simulate([trace_of(*speeds)], predictors=["last"], global_batch_size=total)
     maxima = np.max([total / len(speeds) / np.array(own) for own in speeds], axis=0)

@@ -195,9 +195,7 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> N
 # The command
 
 
-def test_commands_evaluate_export_and_replay_runs_with_their_drivers(
-    tmp_path: Path,
-) -> None:
+def test_commands_evaluate_export_and_replay_runs_with_their_drivers(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     lines = []
     for k in range(80):

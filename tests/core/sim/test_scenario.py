@@ -164,10 +164,7 @@ def test_policies_that_need_common_steps_are_left_out_or_refused() -> None:
         "bsp", "fixed", "proportional", "lbbsp", "lbbsp-every",
     ]  # fmt: skip
     assert len(everything) == 7 + 5
-    with pytest.raises(
-        ValueError,
-        match="policy dbs and sync asp cannot be combined: the policy",
-    ):
+    with pytest.raises(ValueError, match="policy dbs and sync asp cannot be combined: the policy"):
         chosen_runs(["dbs"], ["last"], syncs=["asp"])
     with pytest.raises(ValueError, match="no sync is named: choose from bsp, ssp"):
         chosen_runs(["bsp"], ["last"], syncs=[])
