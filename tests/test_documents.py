@@ -20,12 +20,12 @@ from pathlib import Path
 import commands
 import pytest
 from doc_pages import ROOT, Block, Page, documents
+from report_runs import header, line, save
 from typer.testing import CliRunner
 from waits import HANG_SECONDS
 
 from lbbsp_core.cli.app import application
-from lbbsp_core.runtime.record.record import StepLine, run_header
-from lbbsp_core.runtime.record.writer import RunRecord
+from lbbsp_core.runtime.record.record import Run
 
 SCRIPT = Path(__file__).parent / "documents" / "scripts" / "run_blocks.py"
 RUN_ELSEWHERE = {"docs/adding-a-framework.md": "tests/core/runtime/test_toy_plugin.py"}
@@ -75,8 +75,9 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("documents")
     record_trace(path / "trace.csv")
     (path / "traces").symlink_to(ROOT / "traces")
+    lines = [line(step, (4, 4), (0.1, 0.2), 0.21) for step in range(STEPS)]
     for name in ("plain", "even", "balanced"):
-        record_run(path / "runs" / name)
+        save(path / "runs" / name, Run(header(2, 8, policy="Even()"), lines))
     return path
 
 
@@ -85,17 +86,6 @@ def record_trace(path):
     header, *rows = (ROOT / "traces" / "job_replayed_bsp.csv").read_text("utf-8").splitlines()
     first = [row for row in rows if int(row.split(",")[1]) <= STEPS]
     path.write_text("\n".join([header, *first]) + "\n", encoding="utf-8")
-
-
-def record_run(path):
-    """Writes the record of a run of plain BSP on two workers."""
-    path.mkdir(parents=True)
-    header = run_header("tensorflow", workers=2, global_batch_size=8, versions={})
-    record = RunRecord(path / "run.jsonl", header)
-    measured = {"sizes": (4, 4), "busy_seconds": (0.1, 0.2), "wall_seconds": 0.21}
-    for step in range(STEPS):
-        record.write(StepLine(step=step, predicted_seconds=(None, None), excluded=(), **measured))
-    record.close()
 
 
 SET_UPS = sorted({block.set_up for block in BLOCKS if block.set_up})

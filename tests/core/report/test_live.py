@@ -5,35 +5,23 @@ import os
 from dataclasses import replace
 
 import pytest
+import report_runs
 
 from lbbsp_core.report.live import LiveRun, Tail
 from lbbsp_core.runtime.record.figures import RECENT, figures_of
-from lbbsp_core.runtime.record.record import PushLine, StepLine, run_header
+from lbbsp_core.runtime.record.record import PushLine
 from lbbsp_core.runtime.record.writer import RunRecord
 
 BUSY = (0.1, 0.4)
 
 
 def line(step, sizes=(8, 8), busy=BUSY, **changes):
-    made = StepLine(
-        step=step,
-        sizes=sizes,
-        busy_seconds=busy,
-        predicted_seconds=(0.05, None),
-        wall_seconds=0.5,
-        excluded=(),
-        time=1e9 + step,
-    )
-    return replace(made, **changes)
+    made = report_runs.line(step, sizes, busy, 0.5, time=1e9 + step)
+    return replace(made, **{"predicted_seconds": (0.05, None), **changes})
 
 
-def record_of(path, *, workers=2, started=1e9 - 5, **names):
-    header = run_header("none", workers=workers, global_batch_size=16, versions={}, **names)
-    return RunRecord(path, replace(header, started=started))
-
-
-def write(path, *lines, **header):
-    record = record_of(path, **header)
+def write(path, *lines, workers=2, **facts):
+    record = RunRecord(path, report_runs.header(workers, 16, started=1e9 - 5, **facts))
     for each in lines:
         record.write(each)
     record.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from report_runs import header, line, save
 from typer.testing import CliRunner
 
 from lbbsp_core import Measurement, Narx
 from lbbsp_core.cli.app import application
-from lbbsp_core.runtime.record.record import StepLine, read_run, run_header
-from lbbsp_core.runtime.record.writer import open_record
+from lbbsp_core.runtime.record.record import Run, StepLine, read_run
 from lbbsp_core.sim import Series, Trace, read_trace, trace_from_run, write_trace
 from lbbsp_core.sim.backtest import evaluate
 from lbbsp_core.sim.from_run import cluster_from_run
@@ -30,28 +31,13 @@ Drivers = tuple[tuple[float | None, ...], ...]
 
 def line_of(step: int, drivers: Drivers = (), **changes: Any) -> StepLine:
     """Returns a step of two workers, whose sizes and times depend on the step and the rank."""
-    values: dict[str, Any] = {
-        "sizes": (8 + step % 3, 8 - step % 3),
-        "busy_seconds": (0.1 + step / 7, 0.2 + step / 3),
-        "predicted_seconds": (None, None),
-        "wall_seconds": 9.0,
-        "excluded": (),
-        **changes,
-    }
+    sizes, busy = (8 + step % 3, 8 - step % 3), (0.1 + step / 7, 0.2 + step / 3)
     named = dict(zip(NAMES, zip(*drivers, strict=True), strict=False))
-    return StepLine(step=step, drivers=named, **values)
+    return replace(line(step, sizes, busy, 9.0, drivers=named), **changes)
 
 
 def write(folder: Path, lines: Sequence[StepLine], names: tuple[str, ...] = NAMES) -> Path:
-    workers = len(lines[0].sizes)
-    header = run_header(
-        "none", workers=workers, global_batch_size=16, versions={}, drivers=names, lag=1
-    )
-    record = open_record(folder, header)
-    for line in lines:
-        record.write(line)
-    record.close()
-    return folder
+    return save(folder, Run(header(len(lines[0].sizes), 16, drivers=names), list(lines)))
 
 
 def test_each_worker_has_its_own_speeds_and_drivers(tmp_path: Path) -> None:

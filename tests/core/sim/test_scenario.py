@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from report_runs import header, line, save
 from typer.testing import CliRunner
 
 from lbbsp_core import Affine, Limits, Profile
 from lbbsp_core.cli.app import application
-from lbbsp_core.runtime.record.record import StepLine, run_header
-from lbbsp_core.runtime.record.writer import open_record
+from lbbsp_core.runtime.record.record import Run
 from lbbsp_core.sim import (
     PRESETS,
     Lognormal,
@@ -176,23 +176,17 @@ def test_policies_that_need_common_steps_are_left_out_or_refused() -> None:
 def record_run(folder: Path, *, steps: int = 60, sizes: tuple[int, ...] = (8, 8, 8)) -> float:
     """Writes the record of a plain BSP run; returns its median wall seconds per step."""
     random = np.random.default_rng(0)
-    header = run_header("none", workers=3, global_batch_size=24, versions={})
-    record = open_record(folder, header)
-    walls = []
+    lines, walls = [], []
     for step in range(steps):
         slow = np.exp(random.normal(0, 0.2, 3)) * (1.0, 1.5, 3.0)
         busy = 0.01 * np.array(sizes) * slow
         first = step % 20 == 0
         wall = float(busy.max() + random.uniform(0.004, 0.008) + 2.0 * first)
-        line = StepLine(
-            step=step, sizes=sizes, busy_seconds=tuple((busy + first).tolist()),
-            predicted_seconds=(None,) * 3, wall_seconds=wall,
-            excluded=(0, 1, 2) if first else (), short=step == 59,
-        )  # fmt: skip
-        record.write(line)
+        excluded, short = (0, 1, 2) if first else (), step == 59
+        lines.append(line(step, sizes, busy + first, wall, excluded=excluded, short=short))
         if not first and step != 59:
             walls.append(wall)
-    record.close()
+    save(folder, Run(header(3, 24), lines))
     return float(np.median(walls))
 
 
