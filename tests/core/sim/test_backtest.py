@@ -6,11 +6,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import made_traces
 import numpy as np
 import pytest
 import typer
@@ -23,21 +25,7 @@ from lbbsp_core.sim import Series, Trace, TraceError, backtest, read_trace, writ
 from lbbsp_core.sim.backtest import DEFAULT, contenders, evaluate
 
 TRACES = Path(__file__).parents[3] / "traces"
-
-
-def trace_of(*speeds: list[float], name: str = "made.csv") -> Trace:
-    return Trace(
-        Path(name),
-        ("index",),
-        tuple(
-            Series(
-                worker,
-                np.arange(len(own)),
-                tuple(Measurement(v, 1.0, (float(k),)) for k, v in enumerate(own)),
-            )
-            for worker, own in enumerate(speeds)
-        ),
-    )
+trace_of = partial(made_traces.trace_of, samples=None)
 
 
 class Seen(NamedTuple):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from made_traces import trace_of
 from tables import simulate
 from typer.testing import CliRunner
 
@@ -43,11 +44,11 @@ from lbbsp_core.sim import (
     Series,
     SimConfig,
     SimulatedCluster,
-    Trace,
     TraceError,
     replay_trace,
     run_bsp,
     run_oracle,
+    write_trace,
 )
 from lbbsp_core.sim.experiment import build_policy, chosen_runs, figures, profiled_shares
 from lbbsp_core.sim.slowdowns import Slowdowns
@@ -56,25 +57,6 @@ from lbbsp_core.testing import exchange_in_process
 
 SPEEDS = ([4, 4, 4, 2, 2], [2, 2, 2, 4, 4])
 """Two workers; at a global batch of 12 the oracle needs 2 s a step, equal batches 3 s."""
-
-
-def trace_of(*speeds: Sequence[float], samples: int = 6, name: str = "made.csv") -> Trace:
-    """Returns a trace with speeds[i] of worker i, whose driver is 100 i + step."""
-    return Trace(
-        Path(name),
-        ("index",),
-        tuple(
-            Series(
-                worker,
-                np.arange(len(own)),
-                tuple(
-                    Measurement(samples, samples / v, (100.0 * worker + k,))
-                    for k, v in enumerate(own)
-                ),
-            )
-            for worker, own in enumerate(speeds)
-        ),
-    )
 
 
 def cluster_of(*speeds: Sequence[float]) -> ReplayedCluster:
@@ -453,8 +435,7 @@ def run(*arguments: Any) -> Any:
 
 
 def write(path: Path, *speeds: Sequence[float]) -> Path:
-    rows = [f"{w},{k},6,{6 / v}" for w, own in enumerate(speeds) for k, v in enumerate(own)]
-    path.write_text("worker,step,samples,busy_seconds\n" + "\n".join(rows) + "\n")
+    write_trace(path, trace_of(*speeds))
     return path
 
 

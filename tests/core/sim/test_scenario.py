@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from made_traces import trace_of
 from report_runs import header, line, save
 from typer.testing import CliRunner
 
@@ -28,6 +29,7 @@ from lbbsp_core.sim import (
     ServerLinks,
     cluster_from_run,
     load_scenario,
+    write_trace,
 )
 from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
 from lbbsp_core.sim.scenario import read_scenario
@@ -285,8 +287,7 @@ def test_command_ends_with_2_and_the_cure(options: list[str], message: str) -> N
 
 
 def test_a_trace_with_fewer_workers_than_asked_for(tmp_path: Path) -> None:
-    rows = [f"{w},{k},6,{1 + w}" for w in range(3) for k in range(8)]
-    (tmp_path / "t.csv").write_text("worker,step,samples,busy_seconds\n" + "\n".join(rows) + "\n")
+    write_trace(tmp_path / "t.csv", trace_of([6.0] * 8, [3.0] * 8, [2.0] * 8))
     few = run(tmp_path / "t.csv", "--workers", "4", "--policies", "bsp")
     assert few.exit_code == 2
     assert "4 workers are requested, but the trace has 3: lower workers" in few.output
