@@ -1,9 +1,9 @@
 """Without this users copy code and commands from the documents that do not run.
 
 A block of Python runs in the namespace of its document. A comment before a block says what else it
-needs: ``<!-- set-up: NAME -->`` fills the namespace by ``documents/scripts/NAME_setup.py``, in a
-process of its own, and ``<!-- not run: REASON -->`` excepts the block. Commands of ``lbbsp`` are
-parsed, and run where that is cheap; targets of make, extras of pip and scripts must exist.
+needs: ``<!-- set-up: NAME -->`` fills the namespace by ``documents/scripts/NAME_setup.py``, that of
+Keras in a process of its own; ``<!-- not run: REASON -->`` excepts the block. Commands of ``lbbsp``
+are parsed, and run where that is cheap; targets of make, extras of pip and scripts must exist.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import commands
@@ -88,14 +89,11 @@ def record_trace(path):
     path.write_text("\n".join([header, *first]) + "\n", encoding="utf-8")
 
 
-SET_UPS = sorted({block.set_up for block in BLOCKS if block.set_up})
-WITH_SET_UP = [block for name in SET_UPS for block in python_blocks(name)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("block", WITH_SET_UP, ids=[block.place for block in WITH_SET_UP])
-def test_python_with_a_set_up_runs(block, folder):
-    failure = outcomes(block.set_up, folder)[block]
+@pytest.mark.parametrize("block", python_blocks("keras"), ids=lambda block: block.place)
+def test_python_of_keras_runs(block, folder):
+    """The set-up patches Keras, and thus has a process of its own."""
+    failure = outcomes("keras", folder)[block]
     assert not failure, failure
 
 
@@ -108,13 +106,26 @@ def log_level():
     logger.setLevel(level)
 
 
-NAMESPACES: dict[str, dict] = {}
+@functools.cache
+def namespace_of(document, set_up):
+    """Returns the namespace of a document, filled by its set-up."""
+    namespace = {"__name__": "document"}
+    if set_up:
+        exec(SCRIPT.with_name(f"{set_up}_setup.py").read_text("utf-8"), namespace)
+    return namespace
 
 
-@pytest.mark.parametrize("block", python_blocks(""), ids=[b.place for b in python_blocks("")])
+NEEDS_MXNET = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
+]
+GLUON = [pytest.param(block, marks=NEEDS_MXNET) for block in python_blocks("gluon")]
+
+
+@pytest.mark.parametrize("block", [*python_blocks(""), *GLUON], ids=lambda block: block.place)
 def test_python_runs(block, folder, monkeypatch, log_level):
     monkeypatch.chdir(folder)
-    namespace = NAMESPACES.setdefault(block.document, {"__name__": "document"})
+    namespace = namespace_of(block.document, block.set_up)
     exec(compile("\n" * (block.line - 1) + block.text, block.document, "exec"), namespace)
 
 
@@ -147,6 +158,7 @@ def test_each_block_is_run_or_says_why_not():
     known = {"python", "sh", "bash", "console", "json", "toml", "yaml", "ini"} | TEXT
     unknown = [f"{b.place}: {b.language!r}" for b in BLOCKS if b.language not in known]
     assert not unknown, f"name a language of {sorted(known)} behind the fence: {unknown}"
+    assert {b.set_up for b in BLOCKS} <= {"", "keras", "gluon"}
     excepted = [b.place for b in BLOCKS if b.reason]
     assert len(excepted) <= MAX_EXCEPTED, excepted
 
