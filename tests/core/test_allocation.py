@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,14 +33,6 @@ class Curve:
 
     def segments(self) -> tuple[tuple[int, float, float], ...]:
         return self.pieces
-
-
-def saturating(floor: float, overhead: float, slope: float) -> Curve:
-    """Returns max(floor, overhead + x * slope) at integer x: flat until a GPU is saturated."""
-    if overhead >= floor:
-        return Curve(((0, overhead, slope),))
-    knee = math.ceil((floor - overhead) / slope)
-    return Curve(((0, floor, 0.0), (knee, max(floor, overhead + knee * slope), slope)))
 
 
 # References
@@ -120,19 +113,15 @@ def greedy_with(
 
 
 def random_cost(rng: random.Random) -> Curve | Affine | Proportional | Profile | Saturating:
-    form = rng.randrange(7)
+    form = rng.randrange(5)
     slope = rng.randint(1, 12) / 16
     if form == 0:
         return Proportional(2.0 ** rng.randint(-2, 3))
     if form == 1:
         return Affine(rng.randint(0, 40) / 16, slope)
     if form == 2:
-        return saturating(rng.randint(0, 60) / 16, rng.randint(0, 20) / 16, slope)
-    if form == 3:
-        return Curve(((0, rng.randint(0, 30) / 16, 0.0),))
-    if form == 4:
         return Saturating(rng.randint(0, 60) / 16, rng.randint(0, 20) / 16, slope)
-    if form == 5:
+    if form == 3:
         return random_profile(rng)
     pieces, start, seconds = [], 0, rng.randint(0, 20) / 16
     for _ in range(rng.randint(1, 4)):
@@ -265,7 +254,7 @@ def test_errors_name_constraint_value_and_remedy(options: dict, message: str) ->
         ((0, 1.0, 0.0), (math.nan, 1.0, 1.0)),
     ],
 )
-@pytest.mark.parametrize("friend", [Proportional(1.0), saturating(1.0, 0.0, 0.5)])
+@pytest.mark.parametrize("friend", [Proportional(1.0), Saturating(1.0, 0.0, 0.5)])
 def test_bad_costs_are_refused_by_rank(pieces: tuple, friend: Curve) -> None:
     with pytest.raises(ValueError, match=r"the cost of worker 1 must be finite, .*measure or fit"):
         allocate([friend, Curve(pieces), friend], total=10)
@@ -277,17 +266,10 @@ def test_no_costs_or_no_segments() -> None:
             allocate(costs, total=10)
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Limits that were not checked."""
-
-    minimum: int
-    maximum: int | None
-
-
 def test_a_minimum_above_the_maximum_is_refused() -> None:
+    unchecked = [SimpleNamespace(minimum=5, maximum=3), Limits(0, 20)]
     with pytest.raises(ValueError, match="within the limits"):
-        allocate([Proportional(1.0)] * 2, total=10, limits=[Bounds(5, 3), Bounds(0, 20)])
+        allocate([Proportional(1.0)] * 2, total=10, limits=unchecked)
 
 
 def test_rounding_at_a_joint_is_no_fall() -> None:
