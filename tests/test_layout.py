@@ -23,19 +23,9 @@ FRAMEWORKS = frozenset({"tensorflow", "keras", "mxnet", "torch", "jax"})
 
 FOUNDATION = frozenset({"_version", "files", "types", "validate"})
 STAGES = FOUNDATION | {
-    "measure",
-    "resources",
-    "order",
-    "sampled_order",
-    "work",
-    "cost",
-    "predict",
-    "allocation",
-    "_selection",
-    "policy",
-    "reserve",
-    "sync",
-}
+    "measure", "resources", "order", "sampled_order", "work", "cost", "predict", "allocation",
+    "_selection", "policy", "reserve", "sync",
+}  # fmt: skip
 # Rooms of `runtime` and of the plugins, from the bottom up: each may import those before it. The
 # first ones of the plugins are modules.
 RUNTIME_ROOMS = ("options", "reliability", "record", "exchange", "checkpoint", "extensions", "loop",

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from report_runs import header, save
 
 from lbbsp_core.cli.options import write_figures
 from lbbsp_core.cost.profile_file import write_document
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, write_checkpoint
-from lbbsp_core.runtime.record.record import run_header
-from lbbsp_core.runtime.record.writer import RunRecord
+from lbbsp_core.runtime.record.record import Run
 
 ROOT = Path(__file__).parents[1]
 FILES = [path for name in ("lbbsp_core", "lbbsp_tf", "lbbsp_mx")
@@ -64,15 +64,10 @@ def test_nothing_that_is_loaded_is_executed_and_files_have_the_mode_of_the_umask
     assert found <= EXCEPTIONS, sorted(found - EXCEPTIONS)
 
 
-def record(folder):
-    header = run_header("none", workers=1, global_batch_size=1, versions={})
-    RunRecord(folder / "run.jsonl", header).close()
-
-
 @pytest.mark.parametrize(
     "write",
     [
-        record,
+        lambda folder: save(folder, Run(header(1, 1), [])),
         lambda folder: write_checkpoint(folder, Checkpoint(1, arrays={"x": np.zeros(3)})),
         lambda folder: write_document(folder / "profile.json", {}),
         lambda folder: write_figures(folder / "figures.json", {}),

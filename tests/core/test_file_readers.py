@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from report_runs import header, save
 
-from lbbsp_core import Profile, RunRecord, read_run
+from lbbsp_core import Profile, read_run
 from lbbsp_core.report.summary import summarise
 from lbbsp_core.runtime.checkpoint.checkpoint import (
     Checkpoint,
@@ -24,7 +25,7 @@ from lbbsp_core.runtime.checkpoint.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from lbbsp_core.runtime.record.record import StepLine, run_header
+from lbbsp_core.runtime.record.record import Run, StepLine
 from lbbsp_core.sim import (
     cluster_from_run,
     load_scenario,
@@ -269,8 +270,5 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert Profile.load(tmp_path / "profile.json").batches == (1, 2, 4)
     (tmp_path / "cluster.toml").write_text(as_toml(SCENARIO))
     assert load_scenario(str(tmp_path / "cluster.toml")).size == 3
-    header = run_header("none", workers=2, global_batch_size=12, versions={})
-    record = RunRecord(tmp_path / "new" / "run.jsonl", header)
-    record.write(StepLine(**{**STEPS[0], "sizes": (8, 4)}))
-    record.close()
+    save(tmp_path / "new", Run(header(2, 12), [StepLine(**{**STEPS[0], "sizes": (8, 4)})]))
     assert len(read_run(tmp_path / "new").steps) == 1

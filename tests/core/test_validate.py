@@ -19,26 +19,20 @@ from lbbsp_core.validate import (
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 
 
-@pytest.mark.parametrize("bad", [*NOT_FINITE, 0.0, -1.0, "1", None, 10**400])
-def test_require_positive(bad: float) -> None:
-    assert require_positive("gain", 2) == 2.0
-    with pytest.raises(ValueError, match=r"gain must be finite and > 0, got"):
-        require_positive("gain", bad)
-
-
-@pytest.mark.parametrize("bad", [*NOT_FINITE, -1e-9, "1", None, 10**400])
-def test_require_nonnegative(bad: float) -> None:
-    assert require_nonnegative("seconds", 0) == 0.0
-    with pytest.raises(ValueError, match=r"seconds must be finite and >= 0, got"):
-        require_nonnegative("seconds", bad)
-
-
-@pytest.mark.parametrize("bad", [*NOT_FINITE, 1, 2.0, 2.5, "2", None])
-def test_require_integer(bad: float) -> None:
-    assert require_integer("interval", 2, 2) == 2
+@pytest.mark.parametrize(
+    ("require", "least", "words", "bad"),
+    [
+        (require_positive, 1e-9, "finite and > 0", [0.0, -1.0, "1", 10**400]),
+        (require_nonnegative, 0, "finite and >= 0", [-1e-9, "1", 10**400]),
+        (lambda *given: require_integer(*given, 2), 2, "an integer >= 2", [1, 2.0, 2.5, "2"]),
+    ],
+)
+def test_numbers_in_their_range_are_returned(require, least, words, bad) -> None:
+    assert require("gain", least) == least
+    for each in (*NOT_FINITE, None, *bad):
+        with pytest.raises(ValueError, match=f"gain must be {words}, got"):
+            require("gain", each)
     assert type(require_integer("interval", np.int64(3), 2)) is int
-    with pytest.raises(ValueError, match=r"interval must be an integer >= 2, got"):
-        require_integer("interval", bad, 2)
 
 
 def test_require_known_suggests_the_most_similar_name() -> None:

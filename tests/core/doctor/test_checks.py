@@ -538,15 +538,8 @@ def test_cgroups_drivers_and_the_allocator(monkeypatch):
 def test_the_figures_count_by_status():
     diagnosis = {"one": [ok("a", "b"), note("c", "d")], "two": [problem("e", "f", "g")]}
     assert count(diagnosis, "problem") == 1
-    assert figures(diagnosis) == {
-        "schema": 1,
-        "problems": 1,
-        "notes": 1,
-        "topics": {
-            "one": [
-                {"check": "a", "status": "ok", "message": "b", "remedy": ""},
-                {"check": "c", "status": "note", "message": "d", "remedy": ""},
-            ],
-            "two": [{"check": "e", "status": "problem", "message": "f", "remedy": "g"}],
-        },
-    }
+    found = figures(diagnosis)
+    assert (found["schema"], found["problems"], found["notes"]) == (1, 1, 1)
+    known = {"check": "e", "status": "problem", "message": "f", "remedy": "g"}
+    assert found["topics"]["two"] == [known]
+    assert [each["status"] for each in found["topics"]["one"]] == ["ok", "note"]

@@ -113,18 +113,10 @@ def test_the_schema_of_the_figures():
             "samples_per_second"}  # fmt: skip
     assert set(figures["bsp"]) == set(figures["lbbsp"]) == each
     assert set(figures) == {
-        "bsp",
-        "lbbsp",
-        "workers",
-        "global_batch_size",
-        "communication_seconds",
-        "speedup",
-        "ideal_speedup",
-        "efficiency",
-        "ideal_busy_share",
-        "max_weight_difference",
+        "bsp", "lbbsp", "workers", "global_batch_size", "communication_seconds", "speedup",
+        "ideal_speedup", "efficiency", "ideal_busy_share", "max_weight_difference",
         "max_abs_weight",
-    }
+    }  # fmt: skip
 
 
 def test_models_of_other_shapes_are_not_compared():
