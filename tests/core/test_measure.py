@@ -125,39 +125,20 @@ def test_invalid_measurements_are_rejected_and_keep_the_state(bad: float) -> Non
     assert not any(accepted(filter_, [bad] * 9)), "invalid measurements make no new level"
 
 
-def test_the_first_valid_measurement_sets_the_level() -> None:
-    assert accepted(OutlierFilter(), [math.nan, 10.0, 11.0]) == [False, True, True]
-
-
-@pytest.mark.parametrize("outlier", [1.0, 1000.0])
-def test_outliers_are_rejected_until_they_are_the_new_level(outlier: float) -> None:
-    filter_ = OutlierFilter(factor=5.0, patience=3)
-    speeds = [100.0, 100.0, outlier, outlier, outlier, outlier, 100.0]
-    assert accepted(filter_, speeds) == [True, True, False, False, True, True, False]
-
-
-def test_only_consecutive_outliers_make_a_new_level() -> None:
-    filter_ = OutlierFilter(factor=5.0, patience=2)
-    assert accepted(filter_, [10.0, 0.1, 10.0, 0.1, 10.0]) == [True, False, True, False, True]
-
-
-@pytest.mark.parametrize("factor", [2.3, 1 / 2.3, 4.0, 1 / 4])
-def test_contention_is_accepted_at_once(factor: float) -> None:
-    assert accepted(OutlierFilter(), [100.0, 100.0 * factor, 100.0]) == [True, True, True]
-
-
-def test_ratios_at_the_bounds_are_accepted() -> None:
-    assert accepted(OutlierFilter(factor=4.0), [16.0, 4.0, 16.0]) == [True, True, True]
-    assert accepted(OutlierFilter(factor=4.0), [16.0, 3.999]) == [True, False]
-
-
-def test_patience_of_one_accepts_all_valid_measurements() -> None:
-    assert accepted(OutlierFilter(patience=1), [1.0, 1e9, math.nan, 1.0]) == [
-        True,
-        True,
-        False,
-        True,
-    ]
+@pytest.mark.parametrize(
+    ("options", "speeds", "expected"),
+    [
+        ({}, [math.nan, 10, 11], [0, 1, 1]),  # the first valid one sets the level
+        ({"factor": 5, "patience": 3}, [99, 99, 1, 1, 1, 1, 99], [1, 1, 0, 0, 1, 1, 0]),
+        ({"factor": 5, "patience": 3}, [9, 9, 99, 99, 99, 99, 9], [1, 1, 0, 0, 1, 1, 0]),
+        ({"factor": 5, "patience": 2}, [10, 0.1, 10, 0.1, 10], [1, 0, 1, 0, 1]),  # not consecutive
+        ({}, [100, 230, 100, 44, 100, 400, 100, 25, 100], [1] * 9),  # as contention is
+        ({"factor": 4}, [16, 4, 16, 3.999], [1, 1, 1, 0]),
+        ({"patience": 1}, [1, 1e9, math.nan, 1], [1, 1, 0, 1]),
+    ],
+)
+def test_outliers_are_rejected_until_they_are_the_new_level(options, speeds, expected) -> None:
+    assert accepted(OutlierFilter(**options), speeds) == expected
 
 
 @given(st.lists(st.floats(), max_size=30), st.integers(1, 4))
