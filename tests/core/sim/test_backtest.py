@@ -193,67 +193,54 @@ def test_without_statsmodels_arima_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 # The command
 
 
-@pytest.fixture
-def app() -> typer.Typer:
+def run(*arguments: str) -> Any:
     app = typer.Typer()
     app.command()(command)
-    return app
+    return CliRunner().invoke(app, list(arguments))
 
 
-def test_command_prints_and_writes_figures(tmp_path: Path, app: typer.Typer) -> None:
+def test_command_prints_and_writes_figures_of_the_named_predictors(tmp_path: Path) -> None:
     lines = [f"0,{k},32,{0.5 + k % 3}" for k in (1, 0, *range(2, 30), 40)]
     (tmp_path / "a[b].csv").write_text("worker,step,samples,busy_seconds\n" + "\n".join(lines))
-    files = [str(tmp_path / name) for name in ("a[b].csv", "out.json")]
-    result = CliRunner().invoke(
-        app, [files[0], "--predictors", f"last,{DEFAULT}", "--horizon", "2", "--json", files[1]]
-    )
+    write_trace(tmp_path / "three.csv", uneven())
+    files = [str(tmp_path / name) for name in ("three.csv", "a[b].csv", "out.json")]
+    names = ["last", DEFAULT, "narx:hidden=0"]
+    given = ["--predictors", ", ".join(names), "--horizon", "2", "--json", files[2]]
+    result = run(*files[:2], *given)
     assert result.exit_code == 0, result.output
     output = " ".join(result.output.split())  # lines are wrapped
-    for text in ("RMSE", "geometric mean", "last", f"{DEFAULT} (default)", "sorted by step"):
+    for text in ("RMSE", "geometric mean", f"{DEFAULT} (default)", "sorted by step", *names):
         assert text in output
+    assert "single worker" in output
     figures: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
     assert figures["default"] == DEFAULT
-    assert set(figures["traces"]["a[b].csv"]["last"]) == {
+    three, alone = (figures["traces"][name] for name in ("three.csv", "a[b].csv"))
+    assert set(alone["last"]) == {
         "rmse", "mape", "update_us", "predict_us", "p999_us", "efficiency",
     }  # fmt: skip
-    assert figures["geometric_mean_rmse"]["last"] == pytest.approx(
-        figures["traces"]["a[b].csv"]["last"]["rmse"]
-    )
-    assert figures["mean_efficiency"] == {"last": None, DEFAULT: None}, "a single worker"
-    assert "single worker" in output
-
-
-def test_command_shows_efficiencies_of_the_named_predictors(
-    tmp_path: Path, app: typer.Typer
-) -> None:
-    write_trace(tmp_path / "three.csv", uneven())
-    write_trace(tmp_path / "alone.csv", trace_of([10.0] * 20))
-    files = [str(tmp_path / name) for name in ("three.csv", "alone.csv", "out.json")]
-    result = CliRunner().invoke(
-        app, [*files[:2], "--predictors", "last, ema:alpha=0.3", "--json", files[2]]
-    )
-    assert result.exit_code == 2
-    assert "there is no predictor 'ema': did you mean 'ema0.5'?" in result.output
-    names = ["last", "narx:hidden=0"]
-    result = CliRunner().invoke(
-        app, [*files[:2], "--predictors", ",".join(names), "--json", files[2]]
-    )
-    assert result.exit_code == 0, result.output
-    assert "narx:hidden=0" in result.output
-    figures: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
-    assert list(figures["mean_efficiency"]) == list(figures["traces"]["three.csv"]) == names
+    assert list(figures["mean_efficiency"]) == list(three) == names
     for name, mean in figures["mean_efficiency"].items():
-        assert mean == figures["traces"]["three.csv"][name]["efficiency"]
-        assert figures["traces"]["alone.csv"][name]["efficiency"] is None
-        assert f"{mean:.4f}" in result.output
+        assert mean == three[name]["efficiency"]
+        assert f"{mean:.4f}" in output
+        assert alone[name]["efficiency"] is None
+        errors = three[name]["rmse"] * alone[name]["rmse"]
+        assert figures["geometric_mean_rmse"][name] == pytest.approx(math.sqrt(errors))
 
 
-def test_command_ends_with_2_and_one_line_on_a_bad_trace(tmp_path: Path, app: typer.Typer) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_text("worker,step,samples,busy_seconds\n0,0,32,soon\n")
-    result = CliRunner().invoke(app, [str(path)])
+@pytest.mark.parametrize(
+    ("row", "predictors", "message"),
+    [
+        ("0,0,32,soon", "last", "line 2, column 'busy_seconds'"),
+        ("0,0,32,1", "last, ema:alpha=0.3", "no predictor 'ema': did you mean 'ema0.5'?"),
+    ],
+)
+def test_command_ends_with_2_and_one_line_on_what_is_wrong(
+    tmp_path: Path, row: str, predictors: str, message: str
+) -> None:
+    (tmp_path / "one.csv").write_text(f"worker,step,samples,busy_seconds\n{row}\n")
+    result = run(str(tmp_path / "one.csv"), "--predictors", predictors)
     assert result.exit_code == 2
-    assert "line 2, column 'busy_seconds'" in result.output
+    assert message in result.output
     assert "Traceback" not in result.output
 
 
