@@ -53,13 +53,8 @@ def test_a_measurement_is_frozen_and_pickles() -> None:
         measurement.samples = 1  # type: ignore[misc]
 
 
-def test_limits() -> None:
-    assert Limits() == Limits(minimum=1, maximum=None)
-    assert Limits(0).minimum == 0
-    assert Limits(4, 4).maximum == 4
-
-
-def test_impossible_limits_name_the_value_and_the_remedy() -> None:
+def test_limits_that_are_impossible_name_the_value_and_the_remedy() -> None:
+    assert (Limits(), Limits(0).minimum, Limits(4, 4).maximum) == (Limits(1, None), 0, 4)
     with pytest.raises(ValueError, match=r"minimum must be >= 0, got -1: use 0 or more"):
         Limits(-1)
     with pytest.raises(ValueError, match=r"maximum must be >= minimum = 5, got 4: raise the max"):
