@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from lbbsp_core.runtime.record.record import Run, StepLine, run_header
+from lbbsp_core.runtime.record.record import PushLine, Run, StepLine, run_header
 from lbbsp_core.runtime.record.writer import open_record
 
 HOSTILE = "<script>alert(1)</script>"
@@ -72,6 +72,13 @@ def line(step, sizes, busy, wall=None, predicted=None, **rest):
         wall_seconds=float(max(busy) + 0.02 if wall is None else wall),
         **{"excluded": (), **rest},
     )
+
+
+def push(number, workers=2, **rest):
+    """Returns a push of workers that take turns."""
+    known = {"samples": 8, "busy_seconds": 0.1, "seconds": 0.1, "staleness": 0, "lead": 0}
+    turn = {"worker": number % workers, "iteration": number // workers}
+    return PushLine(push=number, **turn, **{**known, **rest})
 
 
 def run_of(speeds, shares, *, total=120, overhead=0.0, noise=0.0, forecast=1.0, seed=0, **facts):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from report_runs import Page, header, line, run_of, save, steady
+from report_runs import Page, header, line, push, run_of, save, steady
 
 from lbbsp_core.cost import Affine, Profile, Proportional, Saturating
 from lbbsp_core.report.charts import kept_points
@@ -17,7 +17,7 @@ from lbbsp_core.report.html.speeds import levels, prior_cost
 from lbbsp_core.report.html.write import describe
 from lbbsp_core.report.live import LiveRun
 from lbbsp_core.report.page import page
-from lbbsp_core.runtime.record.record import PREEMPTED, PushLine, Run, Stop, read_run
+from lbbsp_core.runtime.record.record import PREEMPTED, Run, Stop, read_run
 
 
 def shown(run):
@@ -214,9 +214,8 @@ def test_the_steps_and_their_time_are_those_with_the_same_workers():
 def test_the_throughput_of_any_run_is_a_plain_number(samples, seconds, rate):
     run = Run(header(1, samples), [line(0, [samples], [seconds], wall=seconds)])
     assert shown(run).tiles["Throughput"][0] == rate
-    push = PushLine(push=0, worker=0, iteration=0, samples=samples, busy_seconds=seconds,
-                    seconds=float(seconds), staleness=0, lead=0)  # fmt: skip
-    run = Run(header(1, samples, sync="ASP()"), [], [push])
+    pushed = push(0, samples=samples, busy_seconds=seconds, seconds=float(seconds))
+    run = Run(header(1, samples, sync="ASP()"), [], [pushed])
     assert shown(run).tiles["Throughput"][0] == rate
     assert push_report(run).verdict.startswith(f"Asynchronous run: {rate} samples per second; ")
 
@@ -435,14 +434,11 @@ def test_hidden_communication_is_shown_where_there_is_some():
 
 
 def pushes(staleness=(1, 1), slow_from=10**9, count=200):
-    lines, seconds = [], 0.0
+    lines = []
     for k in range(count):
-        seconds += 0.1
-        worker = k % 2
-        busy = 0.15 * (3 if worker and k >= slow_from else 1)
-        lines.append(PushLine(push=k, worker=worker, iteration=k // 2, samples=10,
-                              busy_seconds=busy, seconds=seconds, staleness=staleness[worker],
-                              lead=0))  # fmt: skip
+        busy = 0.15 * (3 if k % 2 and k >= slow_from else 1)
+        facts = {"busy_seconds": busy, "seconds": 0.1 * (k + 1), "staleness": staleness[k % 2]}
+        lines.append(push(k, samples=10, **facts))
     return Run(header(2, 20, sync="SSP(3)"), [], lines)
 
 

@@ -13,22 +13,20 @@ import pytest
 
 pytest.importorskip("jinja2")
 
-from report_runs import HOSTILE, Page, header, line, run_of, save, steady
+from report_runs import HOSTILE, Page, header, line, push, run_of, save, steady
 from waits import HANG_SECONDS
 
 from lbbsp_core.report.html.write import describe, write_report
 from lbbsp_core.report.page import page
-from lbbsp_core.runtime.record.record import PushLine, Run, StepLine
+from lbbsp_core.runtime.record.record import Run, StepLine
 
 BREAKS_OUT = "</script><img src=x onerror=alert(1)>'\"&%{x}"
 
 
 def asynchronous(workers=3, **facts):
     lines = [
-        PushLine(push=k, worker=k % workers, iteration=k // workers, samples=8 + k % 3,
-                 busy_seconds=0.1, seconds=0.05 * k, staleness=k % 4, lead=0)
-        for k in range(120)
-    ]  # fmt: skip
+        push(k, workers, samples=8 + k % 3, seconds=0.05 * k, staleness=k % 4) for k in range(120)
+    ]
     return Run(header(workers, 24, sync="SSP(3)", **facts), [], lines)
 
 

@@ -5,13 +5,13 @@ import math
 from collections import defaultdict
 
 import pytest
-from report_runs import header, line, save
+from report_runs import header, line, push, save
 from typer.testing import CliRunner
 
 from lbbsp_core.cli.app import application
 from lbbsp_core.report.trace_events import trace_events, write_trace
 from lbbsp_core.runtime.record.events import EventLine
-from lbbsp_core.runtime.record.record import PushLine, Run, Stop, read_run
+from lbbsp_core.runtime.record.record import Run, Stop, read_run
 from lbbsp_core.runtime.record.writer import RunRecord
 
 NUMBER = (int, float)
@@ -135,11 +135,7 @@ def test_ends_and_restarts_that_a_later_start_has_repeated_are_not_shown(tmp_pat
 
 
 def test_workers_that_need_not_be_in_the_same_step(tmp_path):
-    pushes = [
-        PushLine(push=k, worker=k % 2, iteration=k // 2, samples=8, busy_seconds=0.3,
-                 seconds=0.5 + 0.2 * k, staleness=k, lead=0)
-        for k in range(4)
-    ]  # fmt: skip
+    pushes = [push(k, busy_seconds=0.3, seconds=0.5 + 0.2 * k, staleness=k) for k in range(4)]
     events = written(Run(header(2, 16, sync="SSP(3)"), [], pushes), tmp_path)
     assert slices(events, 0) == [
         ("compute", 200, 300), ("waiting and communication", 500, 100), ("compute", 600, 300)
