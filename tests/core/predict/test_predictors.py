@@ -22,13 +22,13 @@ needs_statsmodels = pytest.mark.skipif(
 PREDICTORS: dict[str, Predictor] = {
     "last": LastValue(),
     "ema": Ema(0.3),
-    "rnn": Recurrent("rnn", hidden=2, sequence_length=5, batch=2, window=40),
     "lstm": Recurrent("lstm", hidden=2, sequence_length=5, batch=2, window=40),
     "narx": Narx(window=40),
     "narx-ahead": Narx(horizon=3, window=40),
     "mixture": Mixture((Narx(hidden=0, window=40), Ema(0.5), LastValue())),
 }
 FURTHER: dict[str, Predictor] = {
+    "rnn": Recurrent("rnn", hidden=2, sequence_length=5, batch=2, window=40),
     "narx-linear": Narx(hidden=0, window=40),
     "narx-without-drivers": Narx(use_exogenous=False, window=40),
     "mixture-ahead": Mixture((Narx(horizon=2, window=40), Ema(0.5)), horizon=2),
@@ -311,6 +311,15 @@ def test_recurrent_networks_learn_an_alternation(kind: str) -> None:
     series = [Measurement(100 + 20 * (-1) ** k, 1.0) for k in range(150)]
     assert rmse(Recurrent(kind, learning_rate=0.01, decay=0.0), series) < 10
     assert rmse(LastValue(), series) == pytest.approx(40)
+
+
+def test_recurrent_networks_forecast_no_speed_that_was_not_seen() -> None:
+    series = noisy(60)
+    speeds = [measurement.samples_per_second for measurement in series]
+    state = learn(Recurrent(), series)
+    for weights in (30 * state.weights, -30 * state.weights):
+        wild = Recurrent().update(state._replace(weights=weights), series[-1])
+        assert min(speeds) * 0.999 <= Recurrent().predict(wild) <= max(speeds) * 1.001
 
 
 def test_recurrent_forecasts_depend_on_the_seed_only() -> None:
