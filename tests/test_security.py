@@ -43,10 +43,8 @@ def used(text):
         elif isinstance(node, ast.ImportFrom):
             yield (node.module or "").partition(".")[0]
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            yield node.func.id
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield node.func.attr
+        elif isinstance(node, ast.Call):
+            yield getattr(node.func, "id", getattr(node.func, "attr", ""))
             flags = {each.arg: each.value for each in node.keywords}
             yield from (f"{name}=True" for name, value in flags.items()
                         if isinstance(value, ast.Constant) and value.value is True)  # fmt: skip
