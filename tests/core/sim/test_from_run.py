@@ -62,12 +62,12 @@ def test_each_worker_has_its_own_speeds_and_drivers(tmp_path: Path) -> None:
 def test_speeds_are_in_units_of_work_where_it_is_known(tmp_path: Path) -> None:
     lines = [line_of(k, work=(40.0 + k, 50.0 - k)) for k in range(6)]
     path = write(tmp_path / "plain", lines)
-    trace, run = trace_from_run(path), cluster_from_run(path)
+    trace, replayed = trace_from_run(path), cluster_from_run(path)
     for rank, series in enumerate(trace.series):
         expected = [line.work[rank] / line.busy_seconds[rank] for line in lines]
         assert [m.samples_per_second for m in series.measurements] == pytest.approx(expected)
-        assert run.cluster.speeds[:, rank] == pytest.approx(expected)
-    assert run.cluster.global_batch_size == 90
+        assert replayed.cluster.speeds[:, rank] == pytest.approx(expected)
+    assert replayed.cluster.global_batch_size == 90
     assert not any("batch sizes change" in note for note in trace.notes)
 
 
@@ -181,6 +181,10 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> N
 # The command
 
 
+def run(*words: str) -> Any:
+    return CliRunner().invoke(application(), list(words))
+
+
 def test_commands_evaluate_export_and_replay_runs_with_their_drivers(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     lines = []
@@ -192,19 +196,16 @@ def test_commands_evaluate_export_and_replay_runs_with_their_drivers(tmp_path: P
         lines.append(line_of(k, drivers, sizes=(8, 8), **times))
     write(tmp_path / "mine", lines)
     files = [str(tmp_path / name) for name in ("mine", "mine.csv", "out.json")]
-    arguments = ["--predictors", "last,narx", "--json", files[2]]
-    result = CliRunner().invoke(
-        application(), ["evaluate", "--from-run", files[0], "--export", files[1], *arguments]
-    )
-    assert result.exit_code == 0, result.output
-    output = " ".join(result.output.split())  # lines are wrapped
+    arguments = ["--from-run", files[0], "--predictors", "last,narx", "--json", files[2]]
+
+    def figures_of(*words: str) -> tuple[str, dict[str, Any]]:
+        result = run(*words, *arguments)
+        assert result.exit_code == 0, result.output
+        return " ".join(result.output.split()), json.loads(Path(files[2]).read_text())
+
+    output, alone = figures_of("evaluate", "--export", files[1])
     assert "gpu is 0 for workers that do not have it: 0, 1" in output
-    alone: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
-    result = CliRunner().invoke(
-        application(), ["evaluate", files[1], "--from-run", files[0], *arguments]
-    )
-    assert result.exit_code == 0, result.output
-    both: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
+    _, both = figures_of("evaluate", files[1])
     for name in ("last", "narx"):
         for key in ("rmse", "mape", "efficiency"):
             expected = alone["traces"]["mine"][name][key]
@@ -213,13 +214,8 @@ def test_commands_evaluate_export_and_replay_runs_with_their_drivers(tmp_path: P
     scores = alone["traces"]["mine"]
     assert scores["narx"]["rmse"] < 0.5 * scores["last"]["rmse"], "the load is known"
     assert scores["narx"]["efficiency"] > scores["last"]["efficiency"] + 0.1
-    result = CliRunner().invoke(
-        application(),
-        ["simulate", "--from-run", files[0], "--policies", "observe,lbbsp", *arguments],
-    )
-    assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    found = {(row["policy"], row["predictor"]): row["efficiency"] for row in rows}
+    _, replayed = figures_of("simulate", "--policies", "observe,lbbsp")
+    found = {(row["policy"], row["predictor"]): row["efficiency"] for row in replayed["rows"]}
     assert found["lbbsp", "narx"] > found["lbbsp", "last"] + 0.1, "the load is known here, too"
     assert found["observe", "narx"] == found["observe", "last"] < found["lbbsp", "narx"]
     trace = trace_from_run(tmp_path / "mine")
@@ -229,9 +225,7 @@ def test_commands_evaluate_export_and_replay_runs_with_their_drivers(tmp_path: P
 
 def test_export_needs_exactly_one_run(tmp_path: Path) -> None:
     write(tmp_path / "run", [line_of(k) for k in range(20)])
-    run = ["--from-run", str(tmp_path / "run")]
-    result = CliRunner().invoke(
-        application(), ["evaluate", *run, *run, "--export", str(tmp_path / "out.csv")]
-    )
+    twice = 2 * ["--from-run", str(tmp_path / "run")]
+    result = run("evaluate", *twice, "--export", str(tmp_path / "out.csv"))
     assert result.exit_code == 2
     assert "--export writes one run, got 2" in result.output.replace("\n", " ")

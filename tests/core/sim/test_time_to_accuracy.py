@@ -148,7 +148,7 @@ def test_digits_are_learned() -> None:
     pytest.importorskip("sklearn")
     data = digits()
     assert (len(data.y), len(data.test_y)) == (1438, 359)
-    accuracies = learned_in_step(Task(data, Softmax(), 0.5), 256, 60)
+    accuracies = learned_in_step(Task(data, Softmax(), 0.5), 256, 40)
     assert accuracies[0] < 0.2
     assert accuracies[-1] > 0.9
 
