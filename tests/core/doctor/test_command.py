@@ -92,6 +92,12 @@ def busy_port():
 @pytest.mark.parametrize(
     ("variables", "message", "remedy"),
     [
+        ({"TF_CONFIG": '{"cluster": '}, "is not JSON", "it must look like"),
+        (
+            {"TF_CONFIG": config(["192.0.2.7:2222", "127.0.0.2:2223"])},
+            "192.0.2.7 is not an address of this machine",
+            "correct the task's index",
+        ),
         ({"TF_CONFIG": config(local("BUSY", 1))}, "is used by process PID (", "ss -ltnp"),
         (
             {"TF_USE_LEGACY_KERAS": "1", "DMLC_ROLE": "worker"},
