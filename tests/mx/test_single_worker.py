@@ -1,7 +1,8 @@
-"""In one process: MXNet beside TensorFlow, and training as stock gluon does."""
+"""In one process: training as stock gluon does, and refusals of a cluster."""
 
 import gc
 import logging
+import runpy
 import subprocess
 import sys
 from functools import partial
@@ -186,35 +187,6 @@ def program(*command, **environment):
     return done.returncode, done.stdout + done.stderr
 
 
-TRAIN_BOTH = """
-import numpy as np
-x = mx.nd.ones((4, 2))
-x.attach_grad()
-with mx.autograd.record(): y = (x * x).sum()
-y.backward()
-assert (x.grad.asnumpy() == 2).all()
-import tensorflow as tf
-v = tf.Variable([3.0])
-with tf.GradientTape() as tape: loss = v * v
-assert tape.gradient(loss, v).numpy() == [6.0]
-print("both")
-"""
-
-
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "import lbbsp_tf, lbbsp_mx; import mxnet as mx",
-        pytest.param("import lbbsp_mx, tensorflow, mxnet as mx", marks=pytest.mark.campaign),
-    ],
-)
-def test_both_frameworks_train_in_one_process_in_either_order(imports):
-    pytest.importorskip("tensorflow")
-    status, said = program("-c", imports + TRAIN_BOTH)
-    assert status == 0, said
-    assert "both" in said
-
-
 def test_after_a_failed_import_it_says_what_to_do():
     text = "import numpy, sys\nif hasattr(numpy, 'bool'): sys.exit('nothing to fail')\n"
     text += "try: import mxnet\nexcept AttributeError: import lbbsp_mx\n"
@@ -257,7 +229,9 @@ def test_a_cluster_that_never_comes_ends_in_bounded_time():
     assert "2 workers and 1 servers at 127.0.0.1:9 has not started within 1 s" in said
 
 
-def test_a_server_started_as_a_worker_says_so():
-    status, said = program("-m", "lbbsp_mx.server")
-    assert status == 2
-    assert "DMLC_ROLE must be server or scheduler, got None" in said
+def test_a_server_started_as_a_worker_says_so(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "lbbsp_mx.server", raising=False)
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("lbbsp_mx.server", run_name="__main__")
+    assert left.value.code == 2
+    assert "DMLC_ROLE must be server or scheduler, got None" in capsys.readouterr().err

@@ -5,17 +5,53 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 from waits import HANG_SECONDS
 
 
-def errors_of(script: str, *, status: int = 0, **variables: str) -> list[str]:
+def errors_of(script: str, *arguments: str, status: int = 0, **variables: str) -> list[str]:
     """Returns the lines that a script, which is no worker, writes to its standard error."""
     environment = {**os.environ, **variables}
     environment.pop("TF_CONFIG", None)
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(
         command, env=environment, stderr=subprocess.PIPE, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == status, done.stderr
     return done.stderr.strip().splitlines()
+
+
+class Ended(NamedTuple):
+    """Exit status of a script, and what it has written."""
+
+    status: int
+    said: str
+
+
+FORKS = """
+import os, sys
+import keras, tensorflow  # once for all scripts
+
+folder, *names = sys.argv[1:]
+for name in names:
+    if child := os.fork():
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(status, file=open(f"{folder}/{name}.status", "w"))
+        continue
+    said = os.open(f"{folder}/{name}.said", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    exec(open(f"{folder}/{name}").read(), {"__name__": "__main__"})
+    break
+"""
+
+
+def in_forks(folder: Path, scripts: dict[str, str]) -> dict[str, Ended]:
+    """Runs scripts one after the other, in forks of a process that has imported TensorFlow."""
+    for name, script in scripts.items():
+        (folder / name).write_text(script)
+    errors_of(FORKS, str(folder), *scripts)
+    text = {path.name: path.read_text() for path in folder.iterdir()}
+    return {name: Ended(int(text[f"{name}.status"]), text[f"{name}.said"]) for name in scripts}

@@ -68,19 +68,6 @@ def test_only_worker_0_warns_of_compiling_where_tensorflow_does(
     assert len(caplog.records) == count
 
 
-SCRIPT = """
-import lbbsp_tf
-import tensorflow as tf
-lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), 8)
-"""
-
-
-def test_a_script_that_runs_with_legacy_keras_ends_with_the_remedy():
-    last = errors_of(SCRIPT, status=1, TF_USE_LEGACY_KERAS="1")[-1]
-    assert last.startswith("RuntimeError: TF_USE_LEGACY_KERAS makes tf.keras Keras 2")
-    assert "remove TF_USE_LEGACY_KERAS from the environment" in last
-
-
 @pytest.mark.parametrize(
     ("module", "words"),
     [

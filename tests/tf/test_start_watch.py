@@ -162,19 +162,6 @@ def test_a_failure_is_forgotten_when_the_worker_is_started_again(tell, closed):
     assert not thread.is_alive()
 
 
-def test_a_script_that_ends_without_a_strategy_has_failed(closed):
-    scripts = []
-    for address, end in zip(closed, ("", "; os._exit(0)"), strict=True):
-        cluster = {"worker": [address, "127.0.0.1:9"]}
-        task = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
-        environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
-        command = [sys.executable, "-c", f"import os, lbbsp_tf{end}"]
-        scripts.append(subprocess.Popen(command, env=environment))
-    for address, script in zip(closed, scripts, strict=True):
-        assert script.wait(HANG_SECONDS) == 0
-        until(lambda port=address: _start_watch.probe(port, 0) == FAILED)
-
-
 def test_what_is_started_beside_a_worker_needs_no_package():
     lines = Path(_start_watch.__file__).read_text().splitlines()
     imported = [
