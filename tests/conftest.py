@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -23,6 +24,11 @@ JOBS = "tests/parallel/"
 def pytest_collection_modifyitems(items):
     """Starts with the jobs, which take longest."""
     items.sort(key=lambda item: not item.nodeid.startswith(JOBS))  # stable
+
+
+def pytest_collection_finish():
+    """Spares the garbage collector what imports have left: each loader of gluon calls it."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
