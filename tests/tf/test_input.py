@@ -190,7 +190,6 @@ KINDS = {
     "stream_of_all": Kind(
         tf.data.Dataset.from_tensor_slices(OF_ALL).batch(6), number=lambda s: s["y"]
     ),
-    "stream_padded": Kind(generated(), options={"num_samples": SAMPLES, "padded": True}),
     "stream_of_padded_batches": Kind(
         generated().padded_batch(4), options={"num_samples": SAMPLES, "padded": True}
     ),
@@ -319,8 +318,7 @@ def test_a_reshuffled_stream_has_the_order_of_epochs_in_one_process(name, prefet
     assert drawn == expected
 
 
-@pytest.mark.parametrize("steps", [3, 5])
-@pytest.mark.parametrize("is_endless", [True, False])
+@pytest.mark.parametrize(("steps", "is_endless"), [(3, True), (5, False)])
 def test_epochs_of_own_length_continue_the_pass_of_a_reshuffled_stream(steps, is_endless):
     def make():
         stream = slices().shuffle(SAMPLES, seed=5)
