@@ -54,17 +54,20 @@ class Decay(mx.lr_scheduler.LRScheduler):
         return self.base_lr * 0.97**self.asked
 
 
+FURTHER = ["nag", "signum", "ftml", "lars", "lamb", "adagrad", "rmsprop", "adadelta"]
+FURTHER += ["ftrl", "adamax"]
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "options"),
+    "optimizer",
     [
-        ("sgd", {"momentum": 0.9}),
-        ("sgd", {}),
-        ("nag", {"momentum": 0.9}),
-        *((name, {}) for name in ("signum", "ftml", "lars", "lbsgd", "lamb", "adam", "adagrad")),
-        *((name, {}) for name in ("rmsprop", "adadelta", "ftrl", "adamax", "nadam")),
+        *("sgd", "momentum", "adam", "nadam", "lbsgd"),
+        *(pytest.param(name, marks=pytest.mark.campaign) for name in FURTHER),
     ],
 )
-def test_every_optimizer_continues_exactly(optimizer, options, tmp_path):
+def test_every_optimizer_continues_exactly(optimizer, tmp_path):
+    options = {"momentum": 0.9} if optimizer in ("momentum", "nag") else {}
+    optimizer = "sgd" if optimizer == "momentum" else optimizer
     unbroken, broken, rest = network(), network(), network()
     batch = mx.nd.array(FEATURES[:X]), mx.nd.array(LABELS[:X])
 
@@ -100,7 +103,6 @@ class WarmUp(mx.lr_scheduler.LRScheduler):
 @pytest.mark.parametrize(
     "schedule",
     [
-        lambda: WarmUp(Decay()),
         lambda: WarmUp(Decay(0.2), WarmUp(mx.lr_scheduler.FactorScheduler(2, 0.5), Decay(0.3))),
         lambda: mx.lr_scheduler.CosineScheduler(7, base_lr=0.1, warmup_steps=3),
     ],
@@ -109,14 +111,12 @@ def test_schedules_within_schedules_continue_exactly(schedule, tmp_path):
     unbroken, broken, rest = network(), network(), network()
     it, sampler = trainer(unbroken, lr_scheduler=schedule())
     epoch(it, unbroken, sampler)
-    epoch(it, unbroken, sampler)
     first, sampler = trainer(broken, lr_scheduler=schedule())
-    first.resume(tmp_path, every=3)
-    epoch(first, broken, sampler, 3)
+    first.resume(tmp_path, every=1)
+    epoch(first, broken, sampler, 1)
     first._checkpoints.schedule.flush()
     second, sampler = trainer(rest, lr_scheduler=schedule())
     assert second.resume(tmp_path, every=3)
-    epoch(second, rest, sampler)
     epoch(second, rest, sampler)
     assert same(unbroken, rest)
     assert second.learning_rate == it.learning_rate
@@ -275,11 +275,14 @@ def test_a_step_may_follow_while_its_batch_is_drawn_and_not_between_epochs(tmp_p
     assert not handler.is_idle(), "within an epoch"
 
 
-def test_the_estimator_writes_the_last_state_and_hears_sigterm_no_more(tmp_path):
-    net = network()
+def test_the_estimator_writes_the_last_state_and_metrics_and_hears_sigterm_no_more(
+    tmp_path, monkeypatch
+):
+    net, path = network(), tmp_path / "job.prom"
+    monkeypatch.setenv("LBBSP_METRICS_FILE", str(path))
     it, sampler = trainer(net)
     estimator = Estimator(net, LOSS, mx.metric.Accuracy(), trainer=it)
-    handler = lbbsp_mx.LoadBalancingHandler(checkpoint=tmp_path, every=100)
+    handler = lbbsp_mx.LoadBalancingHandler(checkpoint=tmp_path / "states", every=100)
     loader = gluon.data.DataLoader(DATA, batch_sampler=sampler)
     heard = []
 
@@ -289,20 +292,10 @@ def test_the_estimator_writes_the_last_state_and_hears_sigterm_no_more(tmp_path)
 
     for steps in (4, 8):
         estimator.fit(loader, epochs=1, event_handlers=[handler, Hears()])
-        assert newest_checkpoint(tmp_path).step == steps
+        assert newest_checkpoint(tmp_path / "states").step == steps
+        assert f'lbbsp_step{{run="job"}} {steps - 1}\n' in path.read_text()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert heard == [preemption._handle] * 2
-
-
-def test_the_estimator_writes_the_metrics_of_the_last_step(tmp_path, monkeypatch):
-    net, path = network(), tmp_path / "job.prom"
-    monkeypatch.setenv("LBBSP_METRICS_FILE", str(path))
-    it, sampler = trainer(net)
-    estimator = Estimator(net, LOSS, mx.metric.Accuracy(), trainer=it)
-    loader = gluon.data.DataLoader(DATA, batch_sampler=sampler)
-    for last in (3, 7):
-        estimator.fit(loader, epochs=1, event_handlers=[lbbsp_mx.LoadBalancingHandler()])
-        assert f'lbbsp_step{{run="job"}} {last}\n' in path.read_text()
 
 
 def test_the_metrics_of_the_last_step_are_written_before_the_worker_leaves(tmp_path, monkeypatch):
@@ -347,13 +340,9 @@ def test_pickles_are_refused_and_not_read(tmp_path, monkeypatch):
     gluon.Trainer(net.collect_params(), "adam").save_states("stock")
     with pytest.raises(ValueError, match="stock is a pickle, as gluon's own Trainer"):
         it.load_states("stock")
-    for number, value in enumerate([Bomb(), np.array([Bomb()], object)]):
-        file = tmp_path / f"bomb{number}"
-        if number:
-            np.savez(file.with_suffix(".npz"), header=value)
-            file = file.with_suffix(".npz")
-        else:
-            file.write_bytes(pickle.dumps(value))
+    Path("bomb").write_bytes(pickle.dumps(Bomb()))
+    np.savez("bomb.npz", header=np.array([Bomb()], object))
+    for file in ("bomb", "bomb.npz"):
         with pytest.raises(ValueError, match=r"pickle, .*: load the parameters alone|is damaged"):
             it.load_states(file)
     assert not (tmp_path / "exploded").exists()
