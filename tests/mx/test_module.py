@@ -198,45 +198,28 @@ def next_step(steps):
     steps.drawn(2)
 
 
-def test_a_step_ends_with_its_last_push_once_their_number_is_known():
+@pytest.mark.parametrize(
+    "events",
+    [
+        "aba0|1aa1b2|2aa2b3|3aa3b4",
+        "abA0B|1abA1B|2",
+        "AABaAAb0B0|AABaAAb1B2|AABaAAb2B3|3",
+        "a|ab|a2b3|a|4",
+    ],
+    ids=["last push", "pull of its last weights", "pulls of a callback do not count",
+         "new keys count from the next step on"],
+)  # fmt: skip
+def test_a_step_ends_with_what_its_first_ones_ended_with_or_when_a_batch_is_drawn(events):
+    """Letters are pushes, capitals pulls, a bar draws a batch, and a number of steps has ended."""
     session = Session()
     steps = drawn(session)
-    pushes(steps, "a", "b", "a")
-    assert session.ended == 0
-    for number in (1, 2, 3):
-        steps.begin_draw()
-        assert session.ended == number, "at the latest when the next batch is drawn"
-        steps.drawn(2)
-        pushes(steps, "a", "a")
-        assert session.ended == number
-        pushes(steps, "b")
-        assert session.ended == number + 1
-
-
-def test_a_step_ends_with_the_pull_of_its_last_weights():
-    session = Session()
-    steps = drawn(session)
-    for number in (0, 1):
-        pushes(steps, "a", "b")
-        pulls(steps, "a")
-        assert session.ended == number
-        pulls(steps, "b")
-        next_step(steps)
-        assert session.ended == number + 1
-
-
-def test_pulls_of_a_callback_do_not_count():
-    session = Session()
-    steps = drawn(session)
-    for number in (0, 1, 2):
-        pulls(steps, "a", "a", "b")  # of the callback after the draw
-        pushes(steps, "a")
-        pulls(steps, "a", "a")
-        pushes(steps, "b")
-        assert session.ended == number
-        pulls(steps, "b")
-        assert session.ended == number + (number > 0)
-        next_step(steps)
+    for event in events:
+        if event == "|":
+            next_step(steps)
+        elif event.isdigit():
+            assert session.ended == int(event)
+        else:
+            (pushes if event.islower() else pulls)(steps, event.lower())
 
 
 def test_in_fit_a_step_ends_after_all_gradients_also_with_a_callback_that_pulls(store, monkeypatch):
@@ -256,23 +239,6 @@ def test_in_fit_a_step_ends_after_all_gradients_also_with_a_callback_that_pulls(
     monkeypatch.setattr(PipelinedSession, "end_step", ended)
     fit(train, store, batch_end_callback=lambda _: store.pull("output_bias", out=out))
     assert at_end == list(range(2, 17, 2))
-
-
-def test_keys_that_are_new_in_a_later_step_count_from_the_next_one():
-    session = Session()
-    steps = drawn(session)
-    pushes(steps, "a")
-    next_step(steps)
-    pushes(steps, "a", "b")
-    next_step(steps)
-    pushes(steps, "a")
-    assert session.ended == 2
-    pushes(steps, "b")
-    assert session.ended == 3
-    next_step(steps)
-    pushes(steps, "a")  # without b
-    next_step(steps)
-    assert session.ended == 4
 
 
 @pytest.mark.parametrize("key", ["a", "b", "new"])
