@@ -58,6 +58,14 @@ def assert_equal(net, other):
         np.testing.assert_array_equal(mine, theirs)
 
 
+def assert_trains_alike(train, devices=1, **network_options):
+    """Checks that a network learns the same, however its trainer is made."""
+    nets = [network(devices, **network_options) for _ in range(2)]
+    for net, make in zip(nets, (ours, stock), strict=True):
+        train(net, make)
+    assert_equal(*nets)
+
+
 # --- as gluon ------------------------------------------------------------------------------------
 
 
@@ -106,8 +114,7 @@ def test_a_stores_updates_exclude_separate_calls(make):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_separate_calls_divide_sums_as_gluon_does(devices):
-    nets = network(devices), network(devices)
-    for net, make in zip(nets, (ours, stock), strict=True):
+    def train(net, make):
         trainer = make(net, update_on_kvstore=False)
         for step in range(4):
             x, y = batch(step)
@@ -117,7 +124,8 @@ def test_separate_calls_divide_sums_as_gluon_does(devices):
             gradients = [each for p in net.collect_params().values() for each in p.list_grad()]
             gluon.utils.clip_global_norm(gradients, 0.5)
             trainer.update(len(x))
-    assert_equal(*nets)
+
+    assert_trains_alike(train, devices)
 
 
 @pytest.mark.parametrize("kvstore", ["lbbsp_device", "lbbsp", "object"])
@@ -146,8 +154,7 @@ def test_trainers_that_share_a_store_have_keys_of_their_own():
 
 
 def test_loaded_parameters_replace_those_of_an_updating_store(tmp_path):
-    nets = network(2), network(2)
-    for net, make in zip(nets, (ours, stock), strict=True):
+    def train_twice(net, make):
         net.save_parameters(str(tmp_path / "weights"))
         trainer = make(net)
         train(net, trainer, 2, 2)
@@ -155,7 +162,8 @@ def test_loaded_parameters_replace_those_of_an_updating_store(tmp_path):
         assert trainer._kvstore is None
         assert not trainer._kv_initialized
         train(net, trainer, 2, 2)
-    assert_equal(*nets)
+
+    assert_trains_alike(train_twice, 2)
 
 
 # --- states --------------------------------------------------------------------------------------
@@ -311,10 +319,7 @@ def test_a_local_store_in_a_cluster_is_warned_about(in_cluster, caplog):
 
 
 def test_batch_normalisation_without_a_plan_is_gluons(caplog):
-    nets = [network(norm=gluon.nn.BatchNorm) for _ in range(2)]
-    for net, make in zip(nets, (ours, stock), strict=True):
-        train(net, make(net), 3)
-    assert_equal(*nets)
+    assert_trains_alike(lambda net, make: train(net, make(net), 3), norm=gluon.nn.BatchNorm)
     assert "SyncBatchNorm" not in caplog.text
 
 
@@ -336,20 +341,18 @@ def test_a_request_to_stop_and_means_need_no_plan():
 
 
 def test_an_estimator_trains_without_a_plan():
-    nets = network(), network()
-    for net, make in zip(nets, (ours, stock), strict=True):
+    def fit(net, make):
         loader = gluon.data.DataLoader(DATA, batch_size=7)
         handlers = [lbbsp_mx.LoadBalancingHandler()] if make is ours else []
-        estimator = Estimator(net, LOSS, trainer=make(net))
-        estimator.fit(loader, epochs=2, event_handlers=handlers)
-    assert_equal(*nets)
+        Estimator(net, LOSS, trainer=make(net)).fit(loader, epochs=2, event_handlers=handlers)
+
+    assert_trains_alike(fit)
 
 
 @pytest.mark.parametrize("mean", [False, True])
 def test_means_and_weights_need_no_plan(mean):
-    nets = network(), network()
-    for net, make in zip(nets, (ours, stock), strict=True):
-        trainer = make(net, mean_loss=mean) if make is ours else make(net)
+    def train(net, make):
+        trainer = make(net, **({"mean_loss": mean} if make is ours else {}))
         for step in range(3):
             x, y = batch(step)
             with autograd.record():
@@ -360,7 +363,8 @@ def test_means_and_weights_need_no_plan(mean):
                 trainer.step(len(x), weight=None if mean else 2.5)
             else:
                 trainer.step(1 if mean else 2.5)
-    assert_equal(*nets)
+
+    assert_trains_alike(train)
 
 
 # --- with a sampler ------------------------------------------------------------------------------
