@@ -214,11 +214,10 @@ def test_a_wrong_cluster_is_named_with_the_cure(monkeypatch, change, said):
     assert "or none of them to train with a single worker" in str(raised.value)
 
 
-def test_no_cluster_is_fine():
+def test_no_cluster_and_a_right_one_are_fine(monkeypatch):
     lbbsp_mx.check_cluster()
-
-
-def test_a_right_cluster_is_fine(in_cluster):
+    for name, value in CLUSTER.items():
+        monkeypatch.setenv(name, value)
     lbbsp_mx.check_cluster()
 
 
