@@ -19,7 +19,8 @@ from lbbsp_mx.reliability.liveness import Nodes, NodesWatch, SchedulerWatch, nod
 from lbbsp_mx.store.native import runtime
 
 NAMES = node_names(workers=2, servers=1)
-PEERS = {("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)}
+ONE = ("10.0.0.1", 1)
+PEERS = {ONE, ("10.0.0.2", 2), ("10.0.0.3", 3)}
 WORKER_1 = 11
 
 
@@ -78,6 +79,7 @@ def play(watch, network, phases):
 
 SILENT = "has given no sign of life for 10 s"
 WELL = ({}, 5)
+STARTS = {"ready": False}
 SOME = PEERS - {("10.0.0.2", 2)}
 
 
@@ -95,12 +97,15 @@ SOME = PEERS - {("10.0.0.2", 2)}
             ({"silent": {9, WORKER_1}}, 60),
             ({"peers": SOME}, 60, "worker 0, worker 1 has ended", 0.5),
         ],
+        [(STARTS, 5), ({"peers": SOME}, 5, "at 10.0.0.2 has ended be", 2)],
+        [(STARTS | {"peers": {ONE, ("10.0.0.2", 100 + k)}}, 0.5) for k in range(20)]
+        + [({"peers": {ONE}}, 20)],
     ],
     ids=["silent", "before its first heartbeat", "server", "speaks again", "closed connection",
-         "all together", "without heartbeats"],
+         "all together", "without heartbeats", "ends before the start", "probes of a port"],
 )  # fmt: skip
 def test_the_scheduler_finds_who_is_lost(phases):
-    """A closed connection shortens the wait, and is no proof alone."""
+    """A closed connection shortens the wait, and is no proof alone; one that probes is none."""
     network = Network()
     play(nodes_watch(network), network, phases)
 
@@ -135,17 +140,6 @@ def test_the_scheduler_says_how_many_have_connected(capsys):
     assert said[0].endswith("(10.0.0.1, 10.0.0.2)")
 
 
-def test_a_process_that_ends_before_the_start_ends_the_job():
-    network = Network(ready=False)
-    play(nodes_watch(network), network, [WELL, ({"peers": SOME}, 5, "at 10.0.0.2 has ended be", 2)])
-
-
-def test_a_connection_that_only_probes_the_port_counts_for_nothing():
-    network = Network(ready=False)
-    probes = [({"peers": {("10.0.0.1", 1), ("10.0.0.2", 100 + k)}}, 0.5) for k in range(20)]
-    play(nodes_watch(network), network, [*probes, ({"peers": {("10.0.0.1", 1)}}, 20)])
-
-
 def test_workers_that_leave_as_they_are_asked_to_are_not_lost_but_one_that_freezes_is():
     network = Network()
     watch = nodes_watch(network)
@@ -161,19 +155,19 @@ QUIET = {"silent": {1}}
 
 
 @pytest.mark.parametrize(
-    ("ready", "phases"),
+    "phases",
     [
-        (True, [WELL, (QUIET | {"answers": False}, 20, f"{LOST} ended; worker 1 is late", 2.5)]),
-        (True, [(QUIET, 20, f"{LOST} given no sign of life for 10 s", 10.5)]),
-        (True, [(QUIET | {"answers": None}, 20, f"{LOST} given no sign of life for 10 s", 10.5)]),
-        (False, [({"answers": False}, 70, f"{LOST} not answered for 60 s", 60.5)]),
-        (False, [({}, 200)]),
-        (False, [WELL, ({"answers": False}, 10, f"{LOST} ended", 2)]),
+        [WELL, (QUIET | {"answers": False}, 20, f"{LOST} ended; worker 1 is late", 2.5)],
+        [(QUIET, 20, f"{LOST} given no sign of life for 10 s", 10.5)],
+        [(QUIET | {"answers": None}, 20, f"{LOST} given no sign of life for 10 s", 10.5)],
+        [(STARTS | {"answers": False}, 70, f"{LOST} not answered for 60 s", 60.5)],
+        [(STARTS, 200)],
+        [(STARTS, 5), ({"answers": False}, 10, f"{LOST} ended", 2)],
     ],
     ids=["ended", "silent", "unreachable", "never answers", "answers", "ended before the start"],
 )
-def test_others_find_that_the_scheduler_is_lost(ready, phases):
-    network = Network(ready=ready)
+def test_others_find_that_the_scheduler_is_lost(phases):
+    network = Network()
     watch = scheduler_watch(network, lambda: "worker 1 is late", answer_seconds=60)
     play(watch, network, phases)
 
