@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import lbbsp_tf
-from lbbsp_core import Affine, FixedShares, Limits, LoadBalanced, Narx, Profile
+from lbbsp_core import Limits, LoadBalanced, Narx, Profile
 from lbbsp_core.cost.profile_file import write_document
 
 SAMPLES, X = 48, 16
@@ -111,9 +111,5 @@ def test_options_are_taken_by_name(tmp_path):
     assert used.predictor == Narx(horizon=used.lag)
     assert used.cost_shape.prior == Profile.load(tmp_path / "gpu.json")
     assert used.constraints.limits == (Limits(),), "a single worker has all samples"
-    assert balancer(policy="fixed:3")._session.balancer.policy == FixedShares((3.0,))
-    assert balancer(cost="affine:0.01:0.001")._session.balancer.cost_shape.prior == Affine(
-        0.01, 0.001
-    )
     with pytest.raises(ValueError, match="no policy 'lbsp': did you mean 'lbbsp'"):
         balancer(policy="lbsp")

@@ -95,6 +95,7 @@ def test_another_backend_is_refused(monkeypatch):
         (["keras<3.17,>=3.12.4; python_version < '3.11'", "keras>=3.9.1"], "3.9.0", True),
         (["keras<3.17,>=3.12.4; python_version < '3.11'", "keras>=3.9.1"], "3.10.0", False),
         (["lbbsp[keras]; extra == 'keras'", "numpy>=9", "keras-hub>=9", "keras"], "3.0.0", False),
+        (["keras>=3.9.1"], "3.16.0.dev202611210300", False),
         (None, "3.0.0", False),
     ],
 )

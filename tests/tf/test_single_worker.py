@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import lbbsp_tf
-from lbbsp_core import Even
 
 SAMPLES, X = 50, 16
 rng = np.random.default_rng(0)
@@ -110,11 +109,6 @@ def test_steps_per_epoch_needs_a_data_set(balancer):
         balancer.steps_per_epoch  # noqa: B018
 
 
-def test_options_of_the_default_policy_do_not_mix_with_another(balancer):
-    with pytest.raises(ValueError, match=r"\['interval'\] are options of the default policy"):
-        lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X, policy=Even(), interval=2)
-
-
 def test_a_cluster_without_its_strategy_is_refused(monkeypatch):
     cluster = '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}'
     monkeypatch.setenv("TF_CONFIG", cluster)
@@ -133,11 +127,3 @@ def test_fewer_samples_left_than_workers_are_named_not_lost(balancer, caplog):
 def test_lists_of_arrays_are_inputs_not_one_array(balancer):
     batch = next(iter(balancer.dataset([FEATURES, FEATURES], LABELS)))
     assert [len(part) for part in batch[0]] == [X, X]
-
-
-def test_an_old_keras_is_refused_with_the_remedy_and_a_development_version_read(monkeypatch):
-    monkeypatch.setattr(keras, "__version__", "3.16.0.dev202611210300")
-    lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X)
-    monkeypatch.setattr(keras, "__version__", "3.8.0")
-    with pytest.raises(RuntimeError, match=r"Keras 3\.\d+\.\d+ or later, got 3\.8\.0: run pip"):
-        lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X)
