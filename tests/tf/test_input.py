@@ -566,7 +566,7 @@ def test_elements_without_values_are_read():
     cut = slices().map(lambda x, y: (x[y + 5 :], y))
     items = type("Empty", (InBatches,), {"__getitem__": lambda self, i: (
         np.zeros([min(X, SAMPLES - X * i), 0]), np.ones(min(X, SAMPLES - X * i)))})()  # fmt: skip
-    for data in (nothing, nothing.batch(4), nothing.map(lambda x, y: x), cut, items):
+    for data in (nothing.batch(4).map(lambda x, y: x), cut, items):
         batches = [tf.nest.flatten(batch)[0] for batch in open_data(data, padded=True)]
         assert [batch.shape for batch in batches] == [(8, 0)] * 3 + [(3, 0)]
 
