@@ -64,15 +64,21 @@ def test_a_short_last_step_is_a_mean_over_its_samples(store):
     assert_equal(fit(store.balance(arrays()), store), fit(whole))
 
 
+def assert_order(train, order, epochs=2):
+    """Checks that the batches of some epochs are those of an order."""
+    for epoch in range(epochs):
+        steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
+        for step, batch in zip(steps, train, strict=True):
+            index = order.indices(step)
+            np.testing.assert_array_equal(batch.data[0].asnumpy(), FEATURES[index])
+            np.testing.assert_array_equal(batch.label[0].asnumpy(), LABELS[index])
+        train.reset()
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_short_last_batch_is_left_out_if_the_iterator_discards_it(store, shuffle):
     train = store.balance(arrays(shuffle=shuffle, last="discard"), seed=4)
-    order = GlobalOrder(SAMPLES, X, seed=4, shuffle=shuffle, drop_last=True)
-    for epoch in (0, 1):
-        steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
-        for step, batch in zip(steps, train, strict=True):
-            np.testing.assert_array_equal(batch.data[0].asnumpy(), FEATURES[order.indices(step)])
-        train.reset()
+    assert_order(train, GlobalOrder(SAMPLES, X, seed=4, shuffle=shuffle, drop_last=True))
 
 
 def test_an_iterator_that_discards_trains_as_with_the_stock_store(store):
@@ -81,25 +87,14 @@ def test_an_iterator_that_discards_trains_as_with_the_stock_store(store):
 
 
 def test_without_its_store_the_iterator_only_reads(store):
-    train, seen = store.balance(arrays(), shuffle=True, seed=4), []
-    for _ in range(2):
-        seen.append([batch.data[0].asnumpy() for batch in train])
-        train.reset()
-    order = GlobalOrder(SAMPLES, X, seed=4)
-    for epoch, batches in enumerate(seen):
-        for step, batch in enumerate(batches):
-            index = order.indices(epoch * order.steps_per_epoch + step)
-            np.testing.assert_array_equal(batch, FEATURES[index])
+    assert_order(store.balance(arrays(), shuffle=True, seed=4), GlobalOrder(SAMPLES, X, seed=4))
 
 
 def test_an_iterator_that_shuffles_is_shuffled_by_the_seed(store):
     np.random.seed(9)
     shuffling = arrays(shuffle=True)
     assert not np.array_equal(shuffling.data[0][1].asnumpy(), FEATURES)
-    batch = next(store.balance(shuffling, seed=4))
-    index = GlobalOrder(SAMPLES, X, seed=4).indices(0)
-    np.testing.assert_array_equal(batch.data[0].asnumpy(), FEATURES[index])
-    np.testing.assert_array_equal(batch.label[0].asnumpy(), LABELS[index])
+    assert_order(store.balance(shuffling, seed=4), GlobalOrder(SAMPLES, X, seed=4), epochs=1)
 
 
 def test_a_shuffling_iterator_keeps_data_and_labels_together_after_several_epochs(store):
