@@ -386,7 +386,7 @@ def test_a_stream_that_is_collected_while_a_step_is_traced_adds_nothing_to_the_s
 def test_a_stream_with_more_samples_than_promised_says_so_in_its_first_pass():
     unknown = slices().filter(lambda x, y: True)
     for records, promised in (
-        (unknown, 20), (unknown, 24), (unknown.batch(5), 20), (unknown.batch(X), 24), (slices(), 20)
+        (unknown, 26), (unknown, 24), (unknown.batch(5), 20), (unknown.batch(X), 24), (slices(), 20)
     ):  # fmt: skip
         batches = open_data(records, num_samples=promised)
         with pytest.raises(tf.errors.OpError, match=f"has more than {promised} samples: pass"):
