@@ -181,7 +181,7 @@ KINDS = {
     "items_of_mappings": Kind(MAPPINGS, number=lambda s: s["nested"][0]["i"]),
     "items_in_groups": Kind(InGroups(TUPLES)),
     "items_padded": Kind(LISTS, options={"padded": True}),
-    "items_on_threads_as_ragged": Kind(
+    "items_on_threads": Kind(
         InGroups(LISTS.items), options={"padded": False, "readers": 3}
     ),
     "py_dataset": Kind(InMappings, number=lambda s: s["y"]),
@@ -195,7 +195,7 @@ KINDS = {
     ),
     "mapped_on_threads_and_in_batches": Kind(ROWS, NUMBERS, options={
         "map": lambda x, y: (x * 2, y), "batch_map": lambda x, y: (x + 1, y), "readers": 3}),
-    "lists_of_numbers_mapped_to_any_length": Kind(
+    "mapped_to_any_length": Kind(
         *[NUMBERS.tolist()] * 2, options={"map": lambda x, y: (tf.range(x), y), "padded": True}
     ),
     "mapped_stream": Kind(slices(), options={"map": lambda x, y: (tf.strings.as_string(x), y)}),
