@@ -10,7 +10,7 @@ from waits import until
 
 from lbbsp_tf.reliability import _start_watch
 
-TWO_DEVICES = """
+PRELUDE = """
 import os
 
 import keras
@@ -21,6 +21,8 @@ tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU"
 import lbbsp_tf
 keras.utils.set_random_seed(0)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+"""
+TWO_DEVICES = """
 os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
 balancer = lbbsp_tf.LoadBalancer(strategy, 8)
 lbbsp_tf.LoadBalancer(strategy, 8, policy="bsp")
@@ -50,6 +52,72 @@ np.testing.assert_allclose(predicted, model(x), rtol=1e-5)
 found = model.evaluate(x[:7], y[:7], batch_size=3, verbose=0, return_dict=True)
 np.testing.assert_allclose(found["error"], np.mean((predicted[6] - 1) ** 2), rtol=1e-5)
 model.fit(balancer.dataset(x, y), steps_per_epoch=2, callbacks=[balancer], verbose=0)
+"""
+LOOPS = """
+x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+
+def said(call):
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+
+def seen(strategy):
+    keras.utils.set_random_seed(0)
+    balancer = lbbsp_tf.LoadBalancer(strategy, 8)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+
+    def loop():
+        return balancer.loop(model.train_step, balancer.dataset(x, y, shuffle=False))
+
+    def steps(of, stop_after=None):
+        count = 0
+        for _ in of.epoch():
+            count += 1
+            if count == stop_after:
+                of.request_stop()
+        return count
+
+    found = []
+    with loop() as first:
+        found += [steps(first, stop_after=3), steps(first)]
+    with loop() as second:
+        found.append(steps(second))
+        for _ in second.epoch():
+            break
+        found.append(said(lambda: steps(second)))
+    with loop() as third, loop() as fourth:
+        epoch = fourth.epoch()
+        next(epoch)
+        found.append(said(lambda: steps(third)))
+        found.append(1 + len(list(epoch)))
+        fourth.request_stop()
+    with loop() as last:
+        found.append(steps(last))
+    model.fit(balancer.dataset(x, y), steps_per_epoch=8, callbacks=[balancer], verbose=0)
+    found.append(said(lambda: steps(last)))
+    return found, model.get_weights()
+
+(alone, expected), (together, weights) = map(seen, (tf.distribute.get_strategy(), strategy))
+assert alone == together, (alone, together)
+left, other = "the epoch before was left before", "another loop or a fit of this ba"
+assert [str(each)[:32] for each in alone] == ["4", "0", "8", left, other, "8", "8", other], alone
+for ours, each in zip(weights, expected):
+    np.testing.assert_allclose(ours, each, atol=1e-5)
+"""
+DETERMINISM = """
+tf.config.experimental.enable_op_determinism()
+with strategy.scope():
+    layers = keras.layers.Dense(4), keras.layers.Dropout(0.5), keras.layers.Dense(1)
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse")
+balancer = lbbsp_tf.LoadBalancer(strategy, 8)
+x, y = np.ones((24, 3), "float32"), np.ones((24, 1), "float32")
+model.fit(balancer.dataset(x, y), steps_per_epoch=3, callbacks=[balancer], verbose=0)
+assert model.optimizer.iterations == 3
 """
 LEGACY_KERAS = """
 import os
@@ -102,7 +170,9 @@ def without_strategy(address, end):
 def ended(tmp_path_factory, closed):
     """How each script has ended."""
     scripts = {
-        "two devices": TWO_DEVICES,
+        "two devices": PRELUDE + TWO_DEVICES,
+        "loops": PRELUDE + LOOPS,
+        "determinism": PRELUDE + DETERMINISM,
         "legacy Keras": LEGACY_KERAS,
         "ends": without_strategy(closed[0], ""),
         "exits": without_strategy(closed[1], "os._exit(0)"),
@@ -122,6 +192,14 @@ def test_compiling_each_batch_size_anew_is_warned_of_where_sizes_change(ended):
         "TF_XLA_FLAGS has --tf_xla_auto_jit=2: XLA compiles the step anew for each new batch size: "
         "unset TF_XLA_FLAGS, or keep the sizes few (granularity=, interval= of the balancer)"
     ]
+
+
+def test_loops_stop_break_and_follow_each_other_alike_in_one_process_and_on_devices(ended):
+    assert ended["loops"].status == 0, ended["loops"].said
+
+
+def test_operations_may_be_deterministic(ended):
+    assert ended["determinism"].status == 0, ended["determinism"].said
 
 
 def test_a_script_that_runs_with_legacy_keras_ends_with_the_remedy(ended):
