@@ -54,13 +54,7 @@ class Draws:
         if self._first is None or step < self._first:
             return 0
         ahead = self._drawn - self.parts * (step - self._first)
-        if ahead < 1 == self.parts:
-            raise ValueError(
-                f"step {step} has no new batch, because the last one has had its step: for further "
-                "sums of its gradients, as in SAM, create a trainer of the same parameters with "
-                "beside=trainer, and call allreduce_grads(batch_size=...) of that one"
-            )
-        if ahead < self.parts:
+        if 1 < self.parts > ahead:
             raise ValueError(
                 f"step must follow {self.parts} batches of the loader, as accumulate = "
                 f"{self.parts} says, got {ahead}: call it once after every {self.parts} batches"
@@ -80,7 +74,14 @@ class Draws:
 
     def require_steps(self, step: int, params: Sequence[gluon.Parameter]) -> None:
         """Raises ValueError if a batch has had no step, or a step has no batch."""
-        if self.check(step, params):
+        unused = self.check(step, params)
+        if self._first is not None and 0 <= step - self._first >= self._drawn // self.parts:
+            raise ValueError(
+                f"step {step} has no new batch, because the last one has had its step: for further "
+                "sums of its gradients, as in SAM, create a trainer of the same parameters with "
+                "beside=trainer, and call allreduce_grads(batch_size=...) of that one"
+            )
+        if unused:
             raise ValueError(
                 f"the batch of step {step} was drawn, and no step was made before the next one: "
                 "call step for every batch on all workers (zero_grad() before it leaves out "

@@ -41,6 +41,8 @@ COARSE_FLOOR = 1e-3
 """Fraction of the largest gradient below which a gradient may consist of rounding only."""
 
 _READS = frozenset({"ReadVariableOp", "VarIsInitializedOp", "VariableShape", "ResourceGather"})
+_CHOOSING = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+"""Operations whose first input chooses a function, of which the others are the arguments."""
 
 
 class Probe:
@@ -154,17 +156,31 @@ def same_for_all_samples(gradient: Gradient) -> Gradient:
 
 def _written_variables(graph: tf.Graph) -> Iterator[tf.Variable]:
     """Yields the variables that a function may write: that other operations than reads take."""
-    captured = {id(inner): outer for outer, inner in graph.captures}
-    written = {
-        id(captured[id(tensor)])
-        for operation in graph.get_operations()
-        if operation.type not in _READS
-        for tensor in operation.inputs
-        if tensor.dtype == tf.resource and id(tensor) in captured
-    }
+    written = {id(outer) for outer, inner in graph.captures if _is_written(inner)}
     for variable in graph.variables:
         if id(variable.handle) in written:
             yield variable
+
+
+def _is_written(handle: tf.Tensor) -> bool:
+    """Returns whether any operation may write the variable of a handle, also in loops."""
+    return handle.dtype == tf.resource and any(
+        _writes(operation, place)
+        for operation in handle.consumers()
+        for place, tensor in enumerate(operation.inputs)
+        if tensor is handle
+    )
+
+
+def _writes(operation: tf.Operation, place: int) -> bool:
+    if operation.type == "Identity":
+        return _is_written(operation.outputs[0])
+    called = [each.func.name for each in operation.node_def.attr.values() if each.func.name]
+    place -= operation.type in _CHOOSING
+    functions = [operation.graph._get_function(name) for name in called]
+    if functions and None not in functions:
+        return any(_is_written(each.graph.inputs[place]) for each in functions)
+    return operation.type not in _READS
 
 
 def sketches_as_one_process(

@@ -30,6 +30,7 @@ FURTHER_ON_THREE = [
     "embedding_adamw_global_clipnorm/shared",
     "sum_reduction/shared",
     "own_train_step/shared",
+    "recurrent/shared",
 ]
 TOLERANCE = 2e-6
 

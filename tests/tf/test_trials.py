@@ -1,9 +1,14 @@
 """What is concluded from the trials of a train step, whose results are written down here."""
 
+from contextlib import nullcontext
+
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lbbsp_tf.exactness.effects import factors_of_logged
+from lbbsp_tf.exactness.probe import Probe
 from lbbsp_tf.exactness.rounding import SINGLE, Comparison
 from lbbsp_tf.exactness.trial import Split, Trial
 
@@ -23,6 +28,39 @@ def comparison_of(whole, part, rotated):
     comparison = Comparison(SINGLE, [split], 0)
     arguments = whole[0], split.mean(0)
     return comparison.agree(*arguments), comparison.difference(*arguments)
+
+
+COUNTED, READ = (tf.Variable(1.0, name=name) for name in ("counted", "read"))
+RECURRENT = keras.layers.LSTM(2)
+
+
+def gradient_of_a_recurrence():
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(RECURRENT(tf.ones((2, 3, 2))))
+    return tape.gradient(total, RECURRENT.trainable_variables)[0]
+
+
+def loop():
+    def body(step):
+        COUNTED.assign_add(READ)
+        return [step + 1]
+
+    return tf.while_loop(lambda step: step < 3, body, [0])[0]
+
+
+def branch():
+    return tf.cond(READ > 0, lambda: COUNTED.assign_add(READ), lambda: tf.identity(READ))
+
+
+@pytest.mark.parametrize(
+    ("function", "written"),
+    [(gradient_of_a_recurrence, []), (loop, ["counted"]), (branch, ["counted"])],
+)
+def test_variables_that_loops_and_branches_only_read_are_not_written(function, written):
+    RECURRENT.build((None, 3, 2))
+    _, found = Probe(tf.distribute.get_strategy(), function, nullcontext).run()
+    assert [each.name for each in found] == written
+    assert COUNTED.numpy() == 1, "restored"
 
 
 ONES = [1.0, 1.0, 1.0]

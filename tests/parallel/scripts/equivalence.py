@@ -51,6 +51,11 @@ def embedding():
     return keras.Sequential([L.Input((6,)), L.Embedding(50, 8), L.Flatten(), L.Dense(3)])
 
 
+def recurrent():
+    layers = L.Embedding(50, 4), L.LSTM(5, return_sequences=True), L.GRU(4), L.Dense(3)
+    return keras.Sequential([L.Input((6,)), *layers])
+
+
 def convolution(synchronized):
     norm = lambda: L.BatchNormalization(synchronized=synchronized)  # noqa: E731
     return keras.Sequential(
@@ -110,6 +115,7 @@ CASES = {
     "adamw_global_clipnorm": case(dense, adamw),
     "embedding_sgd": case(embedding, sgd, TOKENS),
     "embedding_adamw_global_clipnorm": case(embedding, adamw, TOKENS),
+    "recurrent": case(recurrent, adamw, TOKENS),
     "sample_weights": case(embedding, adamw, TOKENS, weights=WEIGHTS),
     "class_weights": case(dense, sgd, class_weight={0: 0.2, 1: 1.0, 2: 3.0}),
     "sum_reduction": case(
