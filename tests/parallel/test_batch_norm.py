@@ -24,8 +24,8 @@ def test_weights_and_moving_statistics_are_those_of_whole_batches(clusters, work
             assert job.results(rank)[case]["state"] == found["state"], case
 
 
-INNER = ["GradientPenalty", "DividedSum", *campaign("ZeroCentred", "Sign", "MeanAndSum", "Twice",
-         "Raw", "Saliency", "Penalised")]  # fmt: skip
+INNER = ["GradientPenalty", "DividedSum", *campaign("PenaltyAlone", "ZeroCentred", "Sign", "Raw",
+         "MeanAndSum", "Twice", "Saliency", "Penalised")]  # fmt: skip
 UNKNOWN = ["Jacobian", *campaign("Symbolic")]
 
 

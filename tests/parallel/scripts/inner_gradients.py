@@ -59,6 +59,18 @@ class GradientPenalty(Step):
         return super().loss_of(x, y) + 10.0 * tf.reduce_mean((norm - 1.0) ** 2)
 
 
+class PenaltyAlone(Step):
+    """The penalty without the loss, behind another activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = keras.Sequential([L.Dense(8), L.BatchNormalization(), L.LeakyReLU()])
+
+    def loss_of(self, x, y):
+        norm = tf.norm(self.inner(lambda x: self(x, training=True), x), axis=-1)
+        return tf.reduce_mean((norm - 1.0) ** 2)
+
+
 class ZeroCentred(Step):
     """R1: the gradient of a sum."""
 
@@ -165,8 +177,8 @@ class Symbolic(GradientPenalty):
         return tf.gradients(target(x), x)[0]
 
 
-CASES = [GradientPenalty, ZeroCentred, Twice, Sign, Raw, Saliency, Penalised, DividedSum,
-         MeanAndSum, Jacobian, Symbolic]  # fmt: skip
+CASES = [GradientPenalty, PenaltyAlone, ZeroCentred, Twice, Sign, Raw, Saliency, Penalised,
+         DividedSum, MeanAndSum, Jacobian, Symbolic]  # fmt: skip
 
 
 def compiled(case):
