@@ -34,6 +34,7 @@ from lbbsp_tf.compat.probing import (
     batch_norm_in_inference,
     intercepted_gradients,
     noise_alike,
+    without_outputs,
 )
 from lbbsp_tf.compat.random import forget_global_seed, has_global_seed, shared_global_seed
 from lbbsp_tf.compat.replicas import STRATEGIES, bytes_per_pack, replicas_view

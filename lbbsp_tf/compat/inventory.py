@@ -46,6 +46,7 @@ def inventory() -> Iterator[State]:
         "noise of each replica": lambda: noise_of(Noise(0)),
         "traces of each step": compat.fresh_traces,
         "proof of the loss: noise": compat.noise_alike,
+        "proof of the loss: outputs": compat.without_outputs,
         "proof of the loss: batch normalisation": compat.batch_norm_in_inference,
         "patience with silent workers": compat.be_patient,
         "variables compared by name": compat.compare_variables,

@@ -22,6 +22,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.framework import tensor_util
 from tensorflow.python.ops import cond as cond_module
 from tensorflow.python.ops import (
+    gen_logging_ops,
     gen_math_ops,
     gen_random_ops,
     gen_stateful_random_ops,
@@ -149,6 +150,14 @@ def noise_alike(
         changed.append((module, name, lambda _, change=change: change))
     places = [(module, name, partial(_only_for_noise, change)) for module, name, change in changed]
     with wrapped(*places), tf.variable_creator_scope(_with_marked_initial_value):
+        yield
+
+
+@contextmanager
+def without_outputs() -> Iterator[None]:
+    """Leaves out what a function prints by TensorFlow, and its summaries."""
+    nothing = lambda _: lambda *_, **__: tf.no_op()  # noqa: E731
+    with tf.summary.record_if(False), wrapped((gen_logging_ops, "print_v2", nothing)):
         yield
 
 

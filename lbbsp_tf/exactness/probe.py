@@ -73,7 +73,8 @@ class Probe:
                 return function(*scalars)
 
         def run(*scalars: tf.Tensor) -> Nest:
-            with patches(*scalars):  # here, as replicas are traced in turns, in their own threads
+            # Here, as replicas are traced in turns, in their own threads.
+            with patches(*scalars), compat.without_outputs():
                 return compat.local(strategy, strategy.run(replica, args=scalars))
 
         specs = [tf.TensorSpec([], dtype) for dtype in signature]

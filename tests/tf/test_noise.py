@@ -1,4 +1,4 @@
-"""Noise in a train step is the same for all samples while its loss is proven."""
+"""While a loss is proven, all samples get the same noise, and the step prints nothing."""
 
 import keras
 import numpy as np
@@ -182,3 +182,22 @@ def check(model):
     else:
         assert isinstance(found, Refusal)
         assert "neither a mean nor a sum over samples" in found.problem
+
+
+class Speaking(Noisy):
+    """Prints the loss, and writes it as a summary."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        tf.print("the loss:", logs["loss"])
+        tf.summary.write("loss", logs["loss"], step=self.optimizer.iterations.value)
+        return logs
+
+
+def test_the_proof_prints_nothing_and_writes_no_summary(tmp_path, capfd):
+    model = Speaking(DRAWS["keras.uniform"], True)
+    with tf.summary.create_file_writer(str(tmp_path)).as_default():
+        check(model)
+    assert "the loss" not in capfd.readouterr().err
+    (file,) = tmp_path.iterdir()
+    assert len(list(tf.compat.v1.train.summary_iterator(str(file)))) == 1, "its version"
