@@ -30,6 +30,7 @@ from lbbsp_tf.step.train_step import TrainStep, Weighting
 logger = logging.getLogger("lbbsp.tf")
 
 SAMPLES = 16
+_STATE_OF_GENERATOR = "StateVar"
 _OTHER = 9973  # samples: nobody writes a model for just so many
 
 
@@ -86,6 +87,12 @@ def prove(
     inexact = INEXACT if train_step.is_inexact else SINGLE
     precision = DOUBLE if alone.is_double else inexact
     assigned = assigned_from_samples(splits, tolerance=precision.tolerance)
+    if _STATE_OF_GENERATOR in assigned:
+        return Refusal(
+            f"{train_step.name} draws from a tf.random.Generator, which goes on by the samples of "
+            "each worker",
+            "draw by keras.random or tf.random",
+        )
     if assigned:
         return Refusal(
             f"{train_step.name} assigns {', '.join(assigned)} a value that depends on the samples, "
@@ -148,6 +155,13 @@ def prove(
         # A step that sees all replicas divides what is not shared by them, but no sum over samples.
         if all(shared[k] or compared[k].agree(rest[k], constants[k][0] / replicas) for k in calls):
             return weighted(seen, shared, False)
+        if len(finite) > 1 and not any(common):
+            return Refusal(
+                f"{train_step.loss_name} is a sum over samples and of a term without samples, such "
+                "as the squares of weights, which every worker would add",
+                "regularise by keras.regularizers, or divide the term by "
+                "strategy.num_replicas_in_sync",
+            )
     if not (at_tapes or train_step.keeps_gradients):
         summed = prove(train_step, strategy, batch, by_tokens=by_tokens, at_tapes=True)
         if isinstance(summed, Weighting) and any(summed.summed):

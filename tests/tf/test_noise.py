@@ -168,8 +168,8 @@ def test_noise_hides_no_loss_that_is_no_mean(name, is_mean):
     check(Noisy(DRAWS[name], is_mean))
 
 
-def check(model):
-    """Checks that the model's loss is accepted as a mean, or refused."""
+def check(model, said="neither a mean nor a sum over samples"):
+    """Checks that the model's loss is accepted as a mean, or else refused with what is said."""
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     x, y, weight = (tf.constant(rng.uniform(size=(9, k)), tf.float32) for k in (COLUMNS, 1, 1))
@@ -181,7 +181,7 @@ def check(model):
         assert found == Weighting()
     else:
         assert isinstance(found, Refusal)
-        assert "neither a mean nor a sum over samples" in found.problem
+        assert said in found.problem
 
 
 class Speaking(Noisy):
@@ -201,3 +201,11 @@ def test_the_proof_prints_nothing_and_writes_no_summary(tmp_path, capfd):
     assert "the loss" not in capfd.readouterr().err
     (file,) = tmp_path.iterdir()
     assert len(list(tf.compat.v1.train.summary_iterator(str(file)))) == 1, "its version"
+
+
+GENERATOR = tf.random.Generator.from_seed(1)
+
+
+def test_a_generator_that_goes_on_by_samples_is_named():
+    model = Noisy(lambda rows: GENERATOR.normal((rows, COLUMNS)), False)
+    check(model, "Noisy.train_step draws from a tf.random.Generator, which goes on by the samples")

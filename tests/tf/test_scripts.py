@@ -119,6 +119,40 @@ x, y = np.ones((24, 3), "float32"), np.ones((24, 1), "float32")
 model.fit(balancer.dataset(x, y), steps_per_epoch=3, callbacks=[balancer], verbose=0)
 assert model.optimizer.iterations == 3
 """
+OWN_PENALTY = """
+x, y = np.ones((24, 3), "float32"), np.zeros((24, 1), "float32")
+
+class Model(keras.Model):
+    def __init__(self, divisor):
+        super().__init__()
+        self.dense, self.divisor = keras.layers.Dense(1), divisor
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            penalty = 9 * tf.reduce_sum(self.dense.kernel ** 2) / self.divisor
+            loss = tf.reduce_sum((self(x) - y) ** 2) + penalty
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+def fit(divisor):
+    with strategy.scope():
+        model = Model(divisor)
+        model(x[:1])
+        model.compile(keras.optimizers.SGD(1e-3))
+    balancer = lbbsp_tf.LoadBalancer(strategy, 8)
+    model.fit(balancer.dataset(x, y), steps_per_epoch=3, callbacks=[balancer], verbose=0)
+
+fit(strategy.num_replicas_in_sync)
+try:
+    fit(1)
+except ValueError as error:
+    print(error)
+"""
 LEGACY_KERAS = """
 import os
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
@@ -173,6 +207,7 @@ def ended(tmp_path_factory, closed):
         "two devices": PRELUDE + TWO_DEVICES,
         "loops": PRELUDE + LOOPS,
         "determinism": PRELUDE + DETERMINISM,
+        "own penalty": PRELUDE + OWN_PENALTY,
         "legacy Keras": LEGACY_KERAS,
         "ends": without_strategy(closed[0], ""),
         "exits": without_strategy(closed[1], "os._exit(0)"),
@@ -196,6 +231,13 @@ def test_compiling_each_batch_size_anew_is_warned_of_where_sizes_change(ended):
 
 def test_loops_stop_break_and_follow_each_other_alike_in_one_process_and_on_devices(ended):
     assert ended["loops"].status == 0, ended["loops"].said
+
+
+def test_a_penalty_in_a_sum_must_be_divided_among_replicas(ended):
+    status, said = ended["own penalty"]
+    assert status == 0, said
+    assert "a sum over samples and of a term without samples" in said
+    assert "or divide the term by strategy.num_replicas_in_sync" in said
 
 
 def test_operations_may_be_deterministic(ended):
