@@ -159,7 +159,7 @@ def prove(
             return Refusal(
                 f"{train_step.loss_name} is a sum over samples and of a term without samples, such "
                 "as the squares of weights, which every worker would add",
-                "regularise by keras.regularizers, or divide the term by "
+                "regularise by keras.regularizers, or let the step divide the term by "
                 "strategy.num_replicas_in_sync",
             )
     if not (at_tapes or train_step.keeps_gradients):
