@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,15 @@ def errors_of(script: str, *arguments: str, status: int = 0, **variables: str) -
     )
     assert done.returncode == status, done.stderr
     return done.stderr.strip().splitlines()
+
+
+def closed_addresses() -> list[str]:
+    """Returns two addresses at which nothing listens."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return addresses
 
 
 class Ended(NamedTuple):

@@ -101,6 +101,11 @@ class Noisy(keras.Model):
     def call(self, x):
         return self.dense(x)
 
+    def learn(self, tape, loss):
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
     def train_step(self, data):
         x, y, weight = data
         noise = tf.cast(self.draw(tf.shape(x)[0]), x.dtype)
@@ -108,9 +113,7 @@ class Noisy(keras.Model):
             errors = (self(x * (1 + noise)) - y)[:, 0] ** 2
             total = tf.cast(tf.size(weight), x.dtype) if self.is_mean else tf.reduce_sum(weight)
             loss = tf.reduce_sum(errors * weight) / total
-        variables = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, variables), variables)
-        return {"loss": loss}
+        return self.learn(tape, loss)
 
 
 class Masked(Noisy):
@@ -124,9 +127,7 @@ class Masked(Noisy):
             errors = (self(x) - y) ** 2 * chosen
             count = tf.size(errors) if self.is_mean else tf.reduce_sum(chosen)
             loss = tf.reduce_sum(errors) / tf.cast(count, x.dtype)
-        variables = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, variables), variables)
-        return {"loss": loss}
+        return self.learn(tape, loss)
 
 
 class Paired(Noisy):
@@ -139,9 +140,7 @@ class Paired(Noisy):
         with tf.GradientTape() as tape:
             other = y if self.is_mean else tf.gather(y, chosen)
             loss = tf.reduce_mean((self(x) - other) ** 2)
-        variables = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, variables), variables)
-        return {"loss": loss}
+        return self.learn(tape, loss)
 
 
 @pytest.mark.parametrize("is_mean", [True, False])

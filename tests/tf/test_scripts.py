@@ -1,11 +1,10 @@
 """Scripts with processes of their own, which share one import of TensorFlow."""
 
 import json
-import socket
 from importlib.util import find_spec
 
 import pytest
-from scripts import errors_of, in_forks
+from scripts import closed_addresses, errors_of, in_forks
 from waits import until
 
 from lbbsp_tf.reliability import _start_watch
@@ -189,12 +188,7 @@ needs_mxnet = pytest.mark.skipif(not HAS_MXNET, reason="no MXNet for this Python
 
 @pytest.fixture(scope="module")
 def closed():
-    """Addresses at which nothing listens."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
+    return closed_addresses()
 
 
 def without_strategy(address, end):

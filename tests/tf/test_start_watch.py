@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from scripts import closed_addresses
 from waits import HANG_SECONDS, until
 
 from lbbsp_tf.reliability import _start_watch
@@ -124,12 +124,7 @@ def test_a_suspended_process_is_known():
 
 @pytest.fixture
 def closed():
-    """Addresses at which nothing listens."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
+    return closed_addresses()
 
 
 @pytest.fixture
