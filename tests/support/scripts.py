@@ -12,13 +12,15 @@ from typing import NamedTuple
 from waits import HANG_SECONDS
 
 
-def errors_of(script: str, *arguments: str, status: int = 0, **variables: str) -> list[str]:
+def errors_of(
+    script: str, *arguments: str, status: int = 0, seconds: float = HANG_SECONDS, **variables: str
+) -> list[str]:
     """Returns the lines that a script, which is no worker, writes to its standard error."""
     environment = {**os.environ, **variables}
     environment.pop("TF_CONFIG", None)
     command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(
-        command, env=environment, stderr=subprocess.PIPE, text=True, timeout=HANG_SECONDS
+        command, env=environment, stderr=subprocess.PIPE, text=True, timeout=seconds
     )
     assert done.returncode == status, done.stderr
     return done.stderr.strip().splitlines()
@@ -62,6 +64,6 @@ def in_forks(folder: Path, scripts: dict[str, str]) -> dict[str, Ended]:
     """Runs scripts one after the other, in forks of a process that has imported TensorFlow."""
     for name, script in scripts.items():
         (folder / name).write_text(script)
-    errors_of(FORKS, str(folder), *scripts)
+    errors_of(FORKS, str(folder), *scripts, seconds=len(scripts) * HANG_SECONDS)
     text = {path.name: path.read_text() for path in folder.iterdir()}
     return {name: Ended(int(text[f"{name}.status"]), text[f"{name}.said"]) for name in scripts}
