@@ -393,7 +393,7 @@ class Coordinator:
         decision, self._together = self._together, None
         if decision is None:
             raise ValueError(
-                "no sum was to be applied: call applied() only after entered() returned True"
+                "no sum was to be applied: call applied() only after entered() has returned samples"
             )
         self.updates += 1
         self._summed -= {*decision.aggregate}
