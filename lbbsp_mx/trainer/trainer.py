@@ -255,7 +255,6 @@ class Trainer(TrainingControl, StoreTrainer):
     def _join_workers(self) -> None:
         """Compares this trainer with those of the other workers, and sends the parameters."""
         SampleWeights.of_process()
-        SampleWeights.of_process()
         _with_peers().add(self)
         if not self._steps.is_beside:
             self._fences.timer = self._session.meter.overlap

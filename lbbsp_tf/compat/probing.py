@@ -63,8 +63,7 @@ def _poisson(uniform: Method, shape: Nest, rate: Nest, dtype: tf.DType, **_: Nes
 
 
 def _gamma(uniform: Method, shape: Nest, alpha: tf.Tensor, **_: Nest) -> tf.Tensor:
-    noise = uniform(tf.concat([shape, tf.shape(alpha)], 0))
-    return alpha * tf.cast(0.5 + noise, alpha.dtype)
+    return alpha * tf.cast(0.5 + uniform(shape), alpha.dtype)
 
 
 def _integers(uniform: Method, shape: Nest, low: Nest, high: Nest, **_: Nest) -> tf.Tensor:
@@ -89,7 +88,11 @@ def _truncated_normal(uniform: Method, shape: Nest, *given: Nest, **_: Nest) -> 
 
 _WITH_PARAMETERS: dict[tuple[ModuleType, str], Method] = {
     (gen_random_ops, "random_uniform_int"): _integers,
-    (gen_random_ops, "random_gamma"): _gamma,
+    (gen_random_ops, "random_gamma"): (
+        lambda uniform, shape, alpha, **_: _gamma(
+            uniform, tf.concat([shape, tf.shape(alpha)], 0), alpha
+        )
+    ),
     (gen_random_ops, "random_poisson_v2"): _poisson,
     (gen_random_ops, "multinomial"): _category,
     (gen_random_ops, "parameterized_truncated_normal"): _truncated_normal,
@@ -104,9 +107,7 @@ _WITH_PARAMETERS: dict[tuple[ModuleType, str], Method] = {
     ),
     (gen_stateless_random_ops, "stateless_multinomial"): _category,
     (gen_stateless_random_ops, "stateless_parameterized_truncated_normal"): _truncated_normal,
-    (gen_stateless_random_ops_v2, "stateless_random_gamma_v3"): (
-        lambda uniform, shape, alpha, **_: alpha * tf.cast(0.5 + uniform(shape), alpha.dtype)
-    ),
+    (gen_stateless_random_ops_v2, "stateless_random_gamma_v3"): _gamma,
 }
 
 _creates_variable = PerThread()

@@ -159,8 +159,9 @@ class Checkpoints:
         After the last batch of an epoch, it is written at the end of the epoch.
         """
         self._place = self._place._replace(batch=batch + 1)
-        self._state.check_optimizers(self._applied)
-        self._applied.clear()  # a step that is traced once is checked once
+        if self._applied:  # the step has been traced, or runs eagerly
+            self._state.check_optimizers(self._applied)
+            self._applied.clear()
         if is_last:
             return
         if self._session.workers == 1 and self._session.extensions[Stopping].preemption_requested:
