@@ -241,12 +241,17 @@ def test_progress_follows_a_record_that_grows(tmp_path):
 
 @pytest.fixture
 def step_script(tmp_path):
+    """A script whose step takes a second a sample, of a clock of its own."""
     path = tmp_path / "train.py"
     path.write_text(
+        "import time\n"
+        "now = 0.0\n"
+        "time.perf_counter = lambda: now\n"
         "def step(batch_size):\n"
+        "    global now\n"
         "    if batch_size > 5:\n"
         "        raise MemoryError\n"
-        "    sum(range(1000 * batch_size))\n"
+        "    now += batch_size\n"
     )
     return path
 
@@ -264,7 +269,8 @@ def test_profile_writes_what_it_prints(tmp_path, step_script):
     document = json.loads(out.read_text())
     assert json.loads(figures.read_text()) == document
     assert document["out_of_memory_at"] == 6
-    assert [point["batch"] for point in document["points"]] == [1, 2, 3, 4, 5]
+    measured = [(point["batch"], point["seconds"]) for point in document["points"]]
+    assert measured == [(batch, float(batch)) for batch in range(1, 6)]
     assert Profile.load(out).limits().maximum == 5
     assert "out of memory at 6" in done.output
     assert f"{document['best']} (best)" in done.output
