@@ -291,8 +291,7 @@ class Trainer(TrainingControl, StoreTrainer):
                 "step must not follow allreduce_grads, because it would sum and divide the "
                 "gradients again: call update(batch_size) in its place, or step alone"
             )
-        if self._take_clipped(weight):
-            self._steps.now.check(batch_size)
+        if self._take_clipped(batch_size, weight):
             super().update(self._total, ignore_stale_grad)
             self._total = 0.0
             self._end_step(self._session.step - 1)
@@ -328,7 +327,7 @@ class Trainer(TrainingControl, StoreTrainer):
         Raises:
             ValueError: As for `step`.
         """
-        if not self._take_clipped(weight):
+        if not self._take_clipped(batch_size, weight):
             self._sum(batch_size, weight)
         if self._steps.now.is_planned or self.mean_loss or self._steps.weight is not None:
             self._divide()
@@ -381,19 +380,27 @@ class Trainer(TrainingControl, StoreTrainer):
         for each in fresh:  # so that those of another batch can be told from them
             each._fresh_grad = False
 
-    def _take_clipped(self, weight: Weight) -> bool:
-        """Returns whether the gradients of this batch were summed by `sum_for_clipping`."""
-        clipped, self._clipped = self._clipped, []
+    def _take_clipped(self, batch_size: int | None, weight: Weight) -> bool:
+        """Returns whether the gradients of this batch were summed by `sum_for_clipping`.
+
+        The sums are forgotten only when a step takes them, so that a step that is refused can be
+        called again.
+        """
         params = (self._params[number] for number in learning(self._params))
-        if not clipped or any(each._fresh_grad for one in params for each in one._data or ()):
+        if any(each._fresh_grad for one in params for each in one._data or ()):
+            self._clipped = []
+        if not self._clipped:
             return False
         if weight is not None:
             raise ValueError(
                 "clip_global_norm must not precede a sum with a weight: call "
                 "allreduce_grads(weight=...), clip the mean gradients, and call update(batch_size)"
             )
-        for each in clipped:
+        if batch_size is not None:
+            self._steps.now.check(batch_size)
+        for each in self._clipped:
             each._fresh_grad = True
+        self._clipped = []
         return True
 
     def _sum(self, batch_size: int | None, weight: Weight) -> None:
