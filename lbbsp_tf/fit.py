@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import keras
+import tensorflow as tf
 
 from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.extensions.step_figures import StepFigures
@@ -166,16 +167,23 @@ class BalancedFit(keras.callbacks.Callback):
         if not self._in_step:
             model.make_train_function(force=True)  # trained without the balancer
             return model.train_function(iterator)
-        self._in_step, parts, known = False, self._step.parts, self._train_functions
-        if parts not in known:
-            own = model.train_function
-            with compat.replaced(model, "train_step", self._step):
-                model.make_train_function(force=True)
-            # Parts of an earlier fit do not come back.
-            self._train_functions = {each: known[each] for each in known if None in (each, parts)}
-            self._train_functions[parts] = model.train_function
-            model.train_function = own
-        return self._train_functions[parts](iterator)
+        self._in_step, ways = False, self._training.sharing.ways_to_step
+        if any(parts not in self._train_functions for parts in ways):
+            traced = {parts: self._function(model, iterator, parts) for parts in ways}
+            self._train_functions = traced
+        return self._train_functions[self._step.parts](iterator)
+
+    def _function(
+        self, model: keras.Model, iterator: Nest, parts: Parts | None
+    ) -> Callable[..., Nest]:
+        """Returns a train function; where steps may share work it is traced, and does nothing."""
+        own, step = model.train_function, self._step
+        with compat.replaced(model, "train_step", step), compat.replaced(step, "parts", parts):
+            model.make_train_function(force=True)
+            function, model.train_function = model.train_function, own
+            if len(self._training.sharing.ways_to_step) > 1 and not model.run_eagerly:
+                tf.function(function, autograph=False).get_concrete_function(iterator)
+        return function
 
 
 class _AfterOthers(keras.callbacks.Callback):

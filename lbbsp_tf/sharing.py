@@ -1,6 +1,7 @@
-"""Work sharing in the trainings of one balancer: whether a train step allows it, and from when.
+"""Work sharing in the trainings of one balancer: whether a train step allows it.
 
-Nothing is done, and nothing traced, before a step is to have a reserve for the first time.
+It is tried before the first step. Steps with and without parts are then traced at once, so that
+both have the same values of Python.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 import tensorflow as tf
+from tensorflow.python.framework.errors_impl import InaccessibleTensorError
 
 from lbbsp_core.reserve import AUTO, mode_of
 from lbbsp_core.runtime.extensions.work_sharing import WorkSharing
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf.cluster import addresses
-from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat import Gradients, Nest
 from lbbsp_tf.data.dataset import Pipeline
 from lbbsp_tf.exactness.probe import Probe, sketch_of
 from lbbsp_tf.exchange.claims import counters
@@ -51,6 +53,11 @@ class Sharing:
         self._strategy, self._session = strategy, sessions[0]
         self._parts: Parts | None = None
 
+    @property
+    def ways_to_step(self) -> Sequence[Parts | None]:
+        """Parts with which steps of this training may run; None: without."""
+        return (None, self._parts) if self._extensions[0].allowed else (None,)
+
     def begin_step(self, step: BalancedStep, pipeline: Pipeline) -> Parts | None:
         """Returns the parts of the running step, if it has a reserve; call it before the step.
 
@@ -60,8 +67,7 @@ class Sharing:
         extension = self._extensions[0]
         if not extension.mode:
             return None
-        is_asked = self._is_required or len(self._extensions) > 1 or extension.wants_reserve
-        if extension.allowed is None and is_asked:
+        if extension.allowed is None:
             self._session.exclude_step()
             self._allow(step, pipeline)
         claims = extension.begin(self._session.meter.elapsed)
@@ -111,24 +117,39 @@ class Sharing:
         return self._obstacle_in_step(step, pipeline)
 
     def _obstacle_in_step(self, step: BalancedStep, pipeline: Pipeline) -> str | None:
-        """Runs the train step on a part, without any effect."""
+        """Runs the train step, and inside its `apply` a part of it, without any effect."""
         name, function = step.train_step.name, step.train_step.function
-        samples = pipeline.order.indices(0)[:2]
-        part = PartStep(self._session, step.weighting, tf.constant(1.0, tf.float64))
+        samples, share = pipeline.order.indices(0)[:2], tf.constant(1.0, tf.float64)
+        part = PartStep(self._session, step.weighting, share)
+        computed: list[tf.Tensor] = []
 
         def replica() -> Nest:
             batch = pipeline.batch_of(tf.constant(samples))
-            return sketch_of(part.gradients(function, batch, tf.constant(samples[0])))
+
+            def compute(total: tf.Tensor) -> tf.Tensor:
+                sketch = sketch_of(part.gradients(function, batch, tf.constant(samples[0])))
+                return total + tf.reduce_sum(tf.cast(sketch, total.dtype))
+
+            def in_loop(_: Gradients) -> None:  # as `Parts.added` computes parts
+                if not computed:
+                    always = lambda _: True  # noqa: E731
+                    total = [tf.zeros([])]
+                    computed.extend(tf.while_loop(always, compute, total, maximum_iterations=1))
+
+            step.weighted(batch, share, in_loop)
+            return computed
 
         try:
             _, written = Probe(self._strategy, replica, nullcontext).run()
         except Exception as error:
-            if not part.has_met:
-                return f"{name} fails on a part of a batch: {error}"
-            return (
-                f"{name} needs all workers before it applies gradients, as synchronised batch "
-                "normalisation, means over tokens and metrics written by hand do"
-            )
+            if part.has_met:
+                return (
+                    f"{name} needs all workers before it applies gradients, as synchronised batch "
+                    "normalisation, means over tokens and metrics written by hand do"
+                )
+            if isinstance(error, InaccessibleTensorError):
+                return f"{name} reads a tensor after apply that it keeps outside of its layers"
+            return f"{name} fails on a part of a batch: {error}"
         if part.applied > 1:
             return f"{name} applies gradients {part.applied} times"
         names = [each.name for each in written if not (each.is_local or _SEED in each.name)]

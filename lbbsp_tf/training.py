@@ -58,7 +58,7 @@ class Training:
         self.input = TrainingInput(sessions, strategy)
         self._samples = 0  # of all replicas in the step
         self._share_of_sample = compat.plain_variable(0.0, tf.float64)
-        self._sharing = Sharing(share_work, strategy, sessions)
+        self.sharing = Sharing(share_work, strategy, sessions)
         self.user: object = None  # the loop or callback that has begun last
 
     def begin(
@@ -146,7 +146,7 @@ class Training:
         leader.extensions[WeightComparison].compare(self._weights, now=is_last)
         for session in self.sessions:
             session.begin_step()
-        self._step.parts = self._sharing.begin_step(self._step, self.input.pipeline)
+        self._step.parts = self.sharing.begin_step(self._step, self.input.pipeline)
 
     def end_step(self) -> None:
         """Adds up the waits for input; compares the first records of a training."""

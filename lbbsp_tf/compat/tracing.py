@@ -6,13 +6,15 @@ trace that was made under a patch would so be used where the patch does not appl
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
+import keras
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from lbbsp_tf.compat.values import Method, PerThread
+from lbbsp_tf.compat.values import Method, Nest, PerThread
 
 
 def _including(key: object, make: Method, scope_type: object = None) -> object:
@@ -40,3 +42,23 @@ def plain_variable(value: float, dtype: tf.DType) -> tf.Variable:
     """Creates a variable on the CPU that is not distributed, also inside a strategy's scope."""
     with tf.device("/CPU:0"):
         return ResourceVariable(value, trainable=False, dtype=dtype)
+
+
+@contextmanager
+def attributes_kept(train_step: Callable[[Nest], Nest]) -> Iterator[None]:
+    """Restores the attributes of a model and its layers, which may be tensors of another graph.
+
+    Layers keep such tensors for the rest of a train step: losses, or the moments of a distribution.
+    """
+    model = getattr(train_step, "__self__", None)
+    layers = list(model._flatten_layers()) if isinstance(model, keras.Model) else []
+    values = [value for layer in layers for value in vars(layer).values()]
+    dicts = [*map(vars, layers), *(each for each in values if isinstance(each, dict))]
+    lists = [each for each in values if isinstance(each, list)]
+    before = [*map(dict, dicts)], [*map(list, lists)]
+    yield
+    for each, entries in zip(dicts, before[0], strict=True):
+        each.update(entries)
+    for each, elements in zip(lists, before[1], strict=True):
+        if [*map(id, each)] != [*map(id, elements)]:
+            each[:] = elements

@@ -18,7 +18,14 @@ import tensorflow as tf
 from lbbsp_core.order import Indices
 from lbbsp_core.runtime.extensions.work_sharing import StepClaims, WorkSharing
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_tf.compat import Gradient, Gradients, Nest, replaced
+from lbbsp_tf.compat import (
+    Gradient,
+    Gradients,
+    Nest,
+    attributes_kept,
+    replaced,
+    without_outputs,
+)
 from lbbsp_tf.compat.random import Noise, noise_of
 from lbbsp_tf.data.dataset import Pipeline
 from lbbsp_tf.exchange.claims import Counters
@@ -122,7 +129,8 @@ class PartStep(ReplicaStep):
         """Returns the weighted gradients that the train step would apply to a part."""
         found: list[Gradients] = []
         self._keep = found.append
-        with noise_of(Noise(self._session.rank, number)):
+        noise = noise_of(Noise(self._session.rank, number))
+        with noise, attributes_kept(train_step), without_outputs():
             self.run(train_step, data)
         return [gradient for grads in found for gradient in grads if gradient is not None]
 

@@ -18,6 +18,7 @@ EXPECTED = {
     "no_fraction": 'share_work must be True, False, "auto", or a fraction of each step from 0.01 '
     "to 0.8, got 0.9",
     "dropout": "no error",
+    "kept_outside": "reads a tensor after apply that it keeps outside of its layers",
 }
 
 
@@ -32,6 +33,12 @@ def job(clusters):
 def test_steps_that_cannot_share_work_are_refused_with_the_reason(job, case):
     for rank in range(2):
         assert EXPECTED[case] in job.results(rank)[case]
+
+
+def test_what_layers_keep_and_python_values_are_those_of_a_step_without_sharing(job):
+    found = job.results(0)["alike"]
+    assert found["shared"] >= 10
+    assert found["difference"] <= 2e-6
 
 
 def test_a_second_fit_shares_the_samples_of_its_own_data(job):

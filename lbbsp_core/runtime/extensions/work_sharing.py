@@ -35,8 +35,8 @@ _MILLION: Final = 1_000_000
 class WorkSharing(StepExtension):
     """Chooses the fraction of each step that is shared, the same on all workers.
 
-    Where `mode` is not 0 the plugin calls `begin` in each step, for the claims of this worker. It
-    sets `allowed` when `wants_reserve` says so for the first time, on all workers in the same step.
+    Where `mode` is not 0 the plugin sets `allowed` in the first step of a training, and calls
+    `begin` in each step, for the claims of this worker.
 
     Attributes:
         mode: Fraction of all steps in percent; `AUTO` chooses it for each step.
@@ -67,11 +67,6 @@ class WorkSharing(StepExtension):
         """Begins a training, whose first steps have no reserve."""
         self.allowed = None
         self.session.balancer.keep_nothing_back()
-
-    @property
-    def wants_reserve(self) -> bool:
-        """Whether a later step would have a reserve, if it may."""
-        return self.allowed is not False and self._fraction > 0
 
     @property
     def _is_on(self) -> bool:

@@ -43,7 +43,7 @@ class Clocks:
         session.meter.add_busy = lambda seconds: now.__setitem__(0, now[0] + seconds)
         session.meter.reach = lambda: Reading(now[0], (0.0,) * len(session.meter.names))
         for number in range(first, first + steps):
-            sharing.allowed = sharing.wants_reserve or sharing.allowed
+            sharing.allowed = sharing.allowed is not False
             claims = sharing.begin(session.meter.elapsed)
             percents.append(session.balancer.percent(number))
             samples = session.local_indices(number).tolist()
@@ -177,7 +177,7 @@ def test_a_checkpoint_keeps_the_fraction_and_the_overheads():
         other.load_state(*saved)
         kept = other.extensions[WorkSharing]
         kept.mode = AUTO
-        return kept.wants_reserve, kept.state() == session.extensions[WorkSharing].state()
+        return kept._fraction > 0, kept.state() == session.extensions[WorkSharing].state()
 
     assert run(worker, make=make) == [(True, True)] * 2
 

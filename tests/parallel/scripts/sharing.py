@@ -121,7 +121,81 @@ CASES = {
     "loop": by_loop,
     "no_fraction": lambda: fit(model(), share_work=0.9),
     "dropout": lambda: fit(model(L.Dropout(0.5)), share_work=0.4),
+    "kept_outside": lambda: fit(keeping(outside=True)),
 }
+
+
+class Code(L.Layer):
+    """Keeps tensors of its last call, in several ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.history = {}, []
+
+    def call(self, inputs):
+        self.energy = tf.reduce_mean(tf.square(inputs))
+        self.add_loss(0.1 * self.energy)
+        self.found["energy"] = 2.0 * self.energy
+        self.history.append(3.0 * self.energy)
+        return inputs
+
+
+KEPT = {}
+
+
+class Keeping(keras.Model):
+    """Reads after `apply` what its layers have kept, and multiplies losses by a number."""
+
+    factor, keeps_outside = 1.0, False
+
+    def train_step(self, data):
+        features, labels = data
+        with tf.GradientTape() as tape:
+            logits = self(features, training=True)
+            loss = self.factor * LOSS(labels, logits)
+            total = loss + sum(self.losses)
+        code = self.layers[2]
+        KEPT["energy"] = code.energy
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(total, weights), weights, strict=True))
+        kept = [code.energy, code.found["energy"], code.history[-1], *self.losses]
+        if self.keeps_outside:
+            kept.append(KEPT["energy"])
+        return {"loss": loss, "kept": sum(kept)}
+
+
+class Changing(keras.callbacks.Callback):
+    """Changes values of Python that the traced step has read already."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.factor = 3.0
+        self.model.layers[1].trainable = False
+
+
+def keeping(outside=False):
+    with strategy.scope():
+        inputs = L.Input((4,))
+        built = Keeping(inputs, L.Dense(3)(Code()(L.Dense(8, "tanh")(inputs))))
+        built.compile(keras.optimizers.SGD(0.1))
+    built.keeps_outside = outside
+    return built
+
+
+def train_alike():
+    """Trains with and without sharing; a callback changes what the step has read already."""
+    weights = []
+    for share_work in (False, 0.4):
+        keras.utils.set_random_seed(0)
+        built = keeping()
+        balancer = lbbsp_tf.LoadBalancer(strategy, X, share_work=share_work)
+        lines = []
+        balancer._session.observers.append(lines.append)
+        fits.fit(balancer, built, balancer.dataset(x, y), Changing())
+        weights.append(built.get_weights())
+    result("alike", {
+        "difference": largest_difference(*weights),
+        "shared": sum("parts" in line.values for line in lines),
+    })  # fmt: skip
 
 
 def doubled(features, label):
@@ -184,5 +258,6 @@ if __name__ == "__main__":
     # No claim is late, however long it takes, but that of a worker that is stopped.
     with replaced(work_sharing, "SLOW_CLAIM_SECONDS", np.inf):
         answer_all(CASES)
+        train_alike()
         fit_again()
         stop_the_chief()
