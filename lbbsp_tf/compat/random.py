@@ -13,9 +13,11 @@ from collections.abc import Callable
 
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import random as backend
 from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
+from tensorflow.python.framework.tensor_util import constant_value_as_shape
 
-from lbbsp_tf.compat.values import Method, PerThread
+from lbbsp_tf.compat.values import Method, Nest, PerThread, replaced
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"  # a constant in Keras 3.14, not in 3.12
 _STRIDE = 1_000_003  # between the seeds of replicas, and of parts
@@ -34,13 +36,27 @@ class Noise:
 
     def __init__(self, rank: int, part: tf.Tensor | None = None) -> None:
         self._rank, self._part, self._draws = rank, part, 0
+        self._has_samples = True
+
+    def draw(self, function: Method, shape: Nest, *args: Nest, **kw: Nest) -> tf.Tensor:
+        """Draws an array, which has no axis of samples if its shape is fixed."""
+        is_eager = tf.executing_eagerly()
+        shape = shape if is_eager else tf.convert_to_tensor(shape, tf.int32)
+        fixed = not is_eager and constant_value_as_shape(shape).is_fully_defined()
+        with replaced(self, "_has_samples", not fixed):
+            return function(shape, *args, **kw)
 
     def seed(self, draw: Method, generator: SeedGenerator, ordered: bool) -> tf.Tensor:
-        """Returns a seed; the first replica's are those of a single process."""
-        place = self._rank * _STRIDE
+        """Returns a seed; the first replica's are those of a single process.
+
+        Those of noise without an axis of samples are the same for all replicas.
+        """
+        place = self._rank * _STRIDE if self._has_samples else 0
         if self._part is None:
             seed = draw(generator, ordered)
             return seed + tf.constant([place, 0], seed.dtype)
+        if not self._has_samples:
+            raise NotImplementedError("noise that no sample has would differ between parts")
         state = tf.convert_to_tensor(generator.state.value)
         self._draws += 1
         numbers = tf.stack(
@@ -55,7 +71,14 @@ def _seed_of(
     return noise.seed(draw, generator, ordered)
 
 
-noise_of = PerThread((SeedGenerator, "next", _seed_of))
+def _drawn(noise: Noise, function: Method, shape: Nest, *args: Nest, **kw: Nest) -> tf.Tensor:
+    return noise.draw(function, shape, *args, **kw)
+
+
+_OF_A_SHAPE = ("beta", "binomial", "gamma", "normal", "randint", "truncated_normal", "uniform")
+noise_of = PerThread(
+    (SeedGenerator, "next", _seed_of), *((backend, name, _drawn) for name in _OF_A_SHAPE)
+)
 """Context in which a replica draws noise of its own, a `Noise`, from the shared states."""
 
 

@@ -14,6 +14,7 @@ CASES = [
     "class_weights",
     "sum_reduction",
     "own_train_step",
+    "noise_without_samples",
     "embedding_adamw_global_clipnorm/1",
     "synchronized_batch_norm/1",
     "load_balanced/1",

@@ -10,6 +10,7 @@ EXPECTED = {
     "averaged_weights": "Averaged.train_step assigns averaged/mean besides the optimizer's apply",
     "mean_of_workers": "MeanOfWorkers.train_step needs all workers before it applies gradients",
     "two_applies": "Twice.train_step applies gradients 2 times",
+    "shifted": "noise that no sample has would differ between parts: leave share_work out",
     "run_eagerly": "no error",
     "work": "because plans divide work=, not samples: leave share_work out",
     "tf_data": "because the data set can only be read in its own order: pass arrays",

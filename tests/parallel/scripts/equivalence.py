@@ -31,14 +31,30 @@ WEIGHTS = rng.uniform(0.1, 2.0, SAMPLES).astype("f4")
 class OwnStep(keras.Model):
     """A train_step of the user's own that never scales its loss."""
 
+    def noise(self, draw, shape, *parameters):
+        return 0.0
+
     def train_step(self, data):
         x, y = data
+        x += self.noise(keras.random.beta, (), 2.0, 3.0)
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
             loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
         gradients = tape.gradient(loss, self.trainable_variables)
+        gradients = [g + self.noise(keras.random.normal, g.shape) for g in gradients]
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return self.compute_metrics(x, y, y_pred)
+
+
+class Noisy(OwnStep):
+    """Draws noise that no sample has: a number a batch, and noise of gradients."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.seed = keras.random.SeedGenerator(5)
+
+    def noise(self, draw, shape, *parameters):
+        return 0.1 * draw(shape, *parameters, seed=self.seed)
 
 
 def dense(model_class=keras.Model):
@@ -122,6 +138,7 @@ CASES = {
         dense, lambda: keras.optimizers.SGD(1e-3, momentum=0.9), reduction="sum", balancer={}
     ),
     "own_train_step": case(lambda: dense(OwnStep), lambda: sgd(clipnorm=0.05), balancer={}),
+    "noise_without_samples": case(lambda: dense(Noisy), sgd, balancer={}),
     "loss_scaling": case(
         dense, lambda: keras.optimizers.LossScaleOptimizer(sgd(clipnorm=0.05), initial_scale=64.0)
     ),
@@ -183,6 +200,8 @@ def train(name):
 
 
 NAMES = [f"{case}{way}" for case in CASES for way in ("", "/1", "/100", "/shared")]
-CANNOT_SHARE = ["synchronized_batch_norm/shared", "custom_loop/shared"]
+CANNOT_SHARE = [
+    f"{case}/shared" for case in ("synchronized_batch_norm", "custom_loop", "noise_without_samples")
+]
 for name in chosen([name for name in NAMES if name not in CANNOT_SHARE], sys.argv[1:]):
     train(name)

@@ -59,6 +59,13 @@ class MeanOfWorkers(keras.Model):
         return super().train_step((data[0] + 0.0 * mean[:1], data[1]))
 
 
+class Shifted(keras.Model):
+    """Draws noise that no sample has."""
+
+    def train_step(self, data):
+        return super().train_step((data[0] + keras.random.normal(()), data[1]))
+
+
 class LargestMargin(keras.metrics.Metric):
     """Written by hand: all workers give it the samples of all."""
 
@@ -114,6 +121,7 @@ CASES = {
     "averaged_weights": lambda: fit(model(kind=Averaged)),
     "mean_of_workers": lambda: fit(model(kind=MeanOfWorkers), weight_by="samples"),
     "two_applies": lambda: fit(model(kind=Twice)),
+    "shifted": lambda: fit(model(kind=Shifted)),
     "run_eagerly": lambda: fit(model(run_eagerly=True)),
     "work": lambda: fit(model(), lambda it: it.dataset(x, y, work=np.ones(len(x)))),
     "tf_data": lambda: fit(model(), records),
