@@ -109,6 +109,13 @@ def prove(
         _warn_of("zero")
     calls = range(len(whole))
     compared = [Comparison(precision, finite, k) for k in calls]
+    again = alone.again().sketches
+    if not all(compared[k].repeats(whole[k], again[k]) for k in calls):
+        logger.warning(
+            "%s draws random numbers in another way than by keras.random or tf.random (NumPy, a "
+            "candidate sampler), so that its gradients could only roughly be compared",
+            train_step.name,
+        )
     means = [all(compared[k].agree(whole[k], split.mean(k)) for split in finite) for k in calls]
     common = [all(split.is_common(k) for split in finite) for k in calls]
 

@@ -42,11 +42,12 @@ class Comparison:
         norms = np.max([_norms(trial.sketches[call]) for trial in trials], axis=0)
         rounding = _differences(rotated, whole)
         negligible = precision.tolerance * COARSE_FLOOR * norms.max()
+        self._exact = precision.tolerance * np.maximum(norms, precision.floor * norms.max())
         # On a CPU, the gradient of a convolution's bias is summed over all positions one by one:
         # for images of 224 x 224, it is rounded by up to 3e-3 of it.
         self._allowed = np.max(
             [
-                precision.tolerance * np.maximum(norms, precision.floor * norms.max()),
+                self._exact,
                 np.minimum(_ROUNDINGS_OF_NOTHING * rounding, negligible),
                 np.minimum(_ROUNDINGS * rounding, _LARGEST_ROUNDING * norms),
             ],
@@ -58,6 +59,10 @@ class Comparison:
         """Returns whether two sketches are those of the same gradients."""
         differences = _differences(found, expected)
         return bool(np.isfinite(differences).all() and (differences <= self._allowed).all())
+
+    def repeats(self, found: Sketch, again: Sketch) -> bool:
+        """Returns whether two sketches are those of the same samples in the same order."""
+        return not (_differences(found, again) > self._exact).any()
 
     def difference(self, found: Sketch, expected: Sketch) -> float:
         """Returns the largest difference that rounding does not explain, relative to the whole."""

@@ -203,6 +203,10 @@ class Trials:
             for cut in (max(1, rows // fraction) for fraction in fractions)
         ]
 
+    def again(self) -> Trial:
+        """Tries the step on the batch once more."""
+        return self._try(_AS_IT_IS, 0, self._rows)
+
     def scaled_split(self) -> Split:
         """Tries the step with gradients with respect to variables multiplied by a large number."""
         return self.splits(_SCALED, (3,))[0]

@@ -167,15 +167,19 @@ def test_noise_hides_no_loss_that_is_no_mean(name, is_mean):
     check(Noisy(DRAWS[name], is_mean))
 
 
-def check(model, said="neither a mean nor a sum over samples"):
-    """Checks that the model's loss is accepted as a mean, or else refused with what is said."""
+def proven(model):
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     x, y, weight = (tf.constant(rng.uniform(size=(9, k)), tf.float32) for k in (COLUMNS, 1, 1))
     model(x)
     model.compile("sgd")
     step = TrainStep.of_model(model)
-    found = prove(step, tf.distribute.get_strategy(), (x, y, weight[:, 0]))
+    return prove(step, tf.distribute.get_strategy(), (x, y, weight[:, 0]))
+
+
+def check(model, said="neither a mean nor a sum over samples"):
+    """Checks that the model's loss is accepted as a mean, or else refused with what is said."""
+    found = proven(model)
     if model.is_mean:
         assert found == Weighting()
     else:
@@ -208,3 +212,22 @@ GENERATOR = tf.random.Generator.from_seed(1)
 def test_a_generator_that_goes_on_by_samples_is_named():
     model = Noisy(lambda rows: GENERATOR.normal((rows, COLUMNS)), False)
     check(model, "Noisy.train_step draws from a tf.random.Generator, which goes on by the samples")
+
+
+def candidates(rows):
+    """Draws as a sampled softmax does."""
+    labels = tf.zeros((rows, 1), tf.int64)
+    found, _, _ = tf.random.uniform_candidate_sampler(labels, 1, COLUMNS, True, 1000)
+    return found[None, :] / 1000
+
+
+def by_numpy(rows):
+    noise = tf.numpy_function(lambda rows: np.random.rand(rows, 1), [rows], tf.float64)
+    return tf.ensure_shape(noise, (None, 1))
+
+
+@pytest.mark.parametrize("draw", [candidates, by_numpy, DRAWS["keras.normal"]])
+def test_noise_that_cannot_be_held_still_is_told(draw, caplog):
+    proven(Noisy(draw, True))
+    is_told = "draws random numbers in another way than by keras.random or tf.random" in caplog.text
+    assert is_told == (draw is not DRAWS["keras.normal"])
