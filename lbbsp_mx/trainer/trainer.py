@@ -429,7 +429,7 @@ class Trainer(TrainingControl, StoreTrainer):
                 self._total = total_weight([self._steps.weight])
             if self.mean_loss:
                 self._total = 1.0
-        self._checkpoints.schedule.leave_if_preempted()
+        self._checkpoints.schedule.begin_step()
         self._agreement.begin_step()
 
     def _needs_sums(self, ignores_stale: bool) -> bool:

@@ -20,7 +20,7 @@ FAULT_STEP = 9  # there are checkpoints of 4 and 8 steps
 @pytest.mark.parametrize(
     ("fault", "rank", "elastic", "workers", "steps"),
     [
-        ("preempt", 1, 1, 2, {11}),  # the request is exchanged in the step after
+        ("preempt", 1, 1, 2, {12}),  # it is exchanged in the next step, and obeyed after another
         # Perhaps while the chief wrote the second checkpoint.
         *campaign(("kill", 2, 2, 2, {4, 8}), ("kill", 0, None, 3, {4, 8})),
     ],
@@ -62,13 +62,13 @@ def test_servers_outlive_the_last_checkpoint_if_every_process_gets_a_signal(tmp_
         cluster.wait_for_ends()
     assert [each.status for each in cluster.processes] == [143] * 4
     assert "server 0 got SIGTERM, and ends after the workers" in cluster.servers[0].text
-    assert newest_checkpoint(tmp_path).step in (7, 8)
+    assert newest_checkpoint(tmp_path).step in (8, 9)
     assert all("to continue from the checkpoint" in each.text for each in cluster.workers)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    ("fault", "status", "steps"), [("everyone", 143, (7, 8)), ("kill_loading", 137, (4,))]
+    ("fault", "status", "steps"), [("everyone", 143, (8, 9)), ("kill_loading", 137, (4,))]
 )
 def test_launched_jobs_with_processes_that_load_data_leave_no_temporary_files(
     tmp_path, monkeypatch, fault, status, steps

@@ -62,7 +62,7 @@ class CheckpointSchedule:
             leave=self._leave_alone,
         )
         self._copying = threading.RLock()  # a thread may copy the state, which steps change
-        self._has_ended = False
+        self._has_ended = self._leaves = False
         self._every: Every | None = None
         self.written = -1
         """Step of the last checkpoint that was written, or from which the training continues."""
@@ -83,16 +83,26 @@ class CheckpointSchedule:
             self._preemption.open(alone=alone)
 
     def leave_if_preempted(self) -> None:
-        """Leaves if a worker was asked to before the end of the last step; call it in each step."""
-        with self._copying:
-            pass  # a step must not change the state that a thread still copies
-        if self.regular and self._is_preempted:
+        """Leaves if a worker was asked to before the end of the last step; call it after steps."""
+        self.begin_step()
+        if self._leaves:
             self.leave()
 
+    def begin_step(self) -> None:
+        """Begins a step, after which this worker leaves if one was asked to before the last ended.
+
+        It does not leave now, when a part of the step may already have changed the model.
+        """
+        with self._copying:
+            pass  # a step must not change the state that a thread still copies
+        self._leaves = self.regular and self._is_preempted
+
     def end_step(self, completed: int, *, ends_epoch: bool = False) -> None:
-        """Writes a checkpoint if one is due after so many steps; leaves after an epoch if asked."""
+        """Leaves if asked; writes a checkpoint if one is due after so many steps."""
         if self._every is None:
             return
+        if self._leaves:
+            self.leave()
         if ends_epoch:
             self._leave_if_asked()
         if ends_epoch if self._every == "epoch" else completed % self._every == 0:

@@ -31,11 +31,12 @@ NUMBERED = gluon.data.ArrayDataset(FEATURES, LABELS, np.arange(SAMPLES))
 loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
-def network():
+def network(norm=lbbsp_mx.SyncBatchNorm):
     mx.random.seed(0)
     np.random.seed(0)
     net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(8, activation="tanh"), gluon.nn.Dense(2, in_units=8))
+    dense = gluon.nn.Dense(8, use_bias=False, activation="tanh")
+    net.add(dense, norm(in_channels=8), gluon.nn.Dense(2, in_units=8))
     net.initialize(mx.init.Xavier())
     return net
 
@@ -89,8 +90,8 @@ for _ in range(trainer.epoch, EPOCHS):
         with autograd.record():
             loss = loss_of(net(x), y)
         loss.backward()
-        trainer.step(len(x))
         result(f"step_{step}_{env.restart()}", samples.asnumpy().tolist())
+        trainer.step(len(x))  # after it the worker may leave
         break_job(step)
 if fault == "late":  # after the last step, of which the trainer does not know
     preemption._STEP_SECONDS = 1.0
@@ -99,7 +100,7 @@ if fault == "late":  # after the last step, of which the trainer does not know
 trainer._session.finish_barrier()
 
 # The same by stock gluon in one process, on whole batches.
-alone = network()
+alone = network(gluon.nn.BatchNorm)
 stock = gluon.Trainer(alone.collect_params(), "adam", options(), kvstore=None)
 for step in range(STEPS * EPOCHS):
     rows = sampler.order.indices(step)
