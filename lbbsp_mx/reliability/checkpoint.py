@@ -18,7 +18,7 @@ from lbbsp_core.runtime.checkpoint.schedule import (
 )
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.extensions.stopping import Stopping
-from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
+from lbbsp_core.runtime.loop.session_state import check_same_job, check_states, warn_of_changes
 from lbbsp_core.runtime.reliability.liveness import say
 from lbbsp_core.validate import require_path
 from lbbsp_mx.reliability import states
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lbbsp.mx")
 
 _SESSION, _OPTIMIZER = "session: ", "optimizer: "  # in front of the names of arrays
+_FROM_CHECKPOINT = (
+    "the value in the checkpoint counts; to take another one, call trainer.set_learning_rate, or "
+    "assign it to trainer.optimizer, after the checkpoint is loaded"
+)
 _PICKLE = b"\x80"  # first byte of the files of gluon's own trainer
 
 
@@ -49,6 +53,7 @@ class Checkpoints:
         )  # fmt: skip
         self._writers: dict[Path, CheckpointWriter] = {}
         self._has_warned = False
+        self._given = states.given_settings(trainer)
         self._unchecked: tuple[object, Checkpoint] | None = None  # whence, and what was loaded
 
     @property
@@ -181,7 +186,7 @@ class Checkpoints:
         arrays = states.parameter_arrays(self._trainer.params) if with_parameters else {}
         arrays |= {_SESSION + name: each for name, each in session_arrays.items()}
         arrays |= {_OPTIMIZER + name: each for name, each in optimizer_arrays.items()}
-        state: Json = {"session": session_state, "optimizer": optimizer}
+        state: Json = {"session": session_state, "optimizer": optimizer, "given": self._given}
         return Checkpoint(self._session.step, self._facts(), state, arrays)
 
     def _restore(self, where: str | Path, found: Checkpoint) -> None:
@@ -202,6 +207,8 @@ class Checkpoints:
             states.restore_parameters(params, weights)  # gluon may drop its store and optimizer
             self._trainer.send()
         restore()
+        if self._session.rank == 0:
+            warn_of_changes(state.get("given", {}), self._given, lambda _: _FROM_CHECKPOINT)
         if has_session:
             self._session.load_state(state["session"], _named(arrays, _SESSION))
         is_unchecked = has_session and self._session.order is None

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mxnet import gluon
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Arrays, Json, from_json, records_of, to_json
+from lbbsp_core.runtime.loop.session_state import settings_of
 from lbbsp_mx.parameters import is_sparse
 from lbbsp_mx.reliability.parts import TrainerParts
 
@@ -70,6 +71,17 @@ def optimizer_state(trainer: TrainerParts) -> tuple[Json, Arrays]:
         "states": _saved("the state of a parameter", trainer.updaters[0].states, arrays),
     }
     return state, arrays
+
+
+def given_settings(trainer: TrainerParts) -> dict[str, str]:
+    """Returns the settings of an optimizer and its schedule, before a step has changed one."""
+    owners = ((what, getattr(owner, "__dict__", {})) for what, owner in _owners(trainer).items())
+    return settings_of(
+        {
+            f"the {what}": {name: own[name] for name in own if name not in _DERIVED}
+            for what, own in owners
+        }
+    )
 
 
 def read_optimizer(trainer: TrainerParts, state: Json, arrays: Arrays) -> Callable[[], None]:

@@ -27,7 +27,7 @@ from lbbsp_core.runtime.checkpoint.schedule import (
     claim_folder,
 )
 from lbbsp_core.runtime.extensions.stopping import Stopping
-from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
+from lbbsp_core.runtime.loop.session_state import check_same_job, check_states, warn_of_changes
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf import compat
 from lbbsp_tf.data.feed import TrainingInput
@@ -39,6 +39,15 @@ logger = logging.getLogger("lbbsp.checkpoint")
 _owners: dict[Path, weakref.ref[Checkpoints]] = {}  # by folder; also of those that are gone
 
 _STATE: Final = {"fits", "place", "session", "callbacks", "model"}
+
+
+def _which_counts(setting: str) -> str:
+    if setting.startswith("learning_rate "):
+        return (
+            "the value in the checkpoint counts; to take another one, assign "
+            "model.optimizer.learning_rate in on_epoch_begin of a callback"
+        )
+    return "the value in the script counts; to take the other one, change it back"
 
 
 class Place(NamedTuple):
@@ -102,7 +111,8 @@ class Checkpoints:
         self._epochs = compat.latest_epochs()
         self._facts = {**self._session.facts(), **self._state.facts()}
         self._place = Place(self._place.fit + 1, 0, 0)
-        self._fits.append({"facts": self._facts, "history": None})
+        settings: Json = self._state.settings()
+        self._fits.append({"facts": self._facts, "history": None, "settings": settings})
         self._resumed, self._initial_epoch = None, model._initial_epoch
         check_states(self._session.balancer)
         if self._input.is_reshuffled:
@@ -240,7 +250,10 @@ class Checkpoints:
         self._sessions.exclude_step()
         seen = from_json(found.state["callbacks"], found.arrays, {})
         compat.restore_callbacks(self._callbacks, seen)
-        self._restore_history(found.state["fits"][place.fit])
+        before = found.state["fits"][place.fit]
+        self._restore_history(before)
+        if self._session.rank == 0:
+            warn_of_changes(before.get("settings", {}), self._fits[-1]["settings"], _which_counts)
         self._model._initial_epoch = epochs if place.finished else place.epoch
         self._place, self._resumed = place, found
         self._say(

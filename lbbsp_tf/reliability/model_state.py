@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ from lbbsp_core.runtime.checkpoint.checkpoint import (
     plain_arrays,
     typed_arrays,
 )
+from lbbsp_core.runtime.loop.session_state import settings_of
 from lbbsp_tf import compat
 from lbbsp_tf.exactness.agreement import not_found, optimizers_of
 from lbbsp_tf.exchange.collectives import MirroredCollectives
@@ -41,6 +43,17 @@ class ModelState:
             path = re.sub(r"_\d+(?=/|$)", "", each.path)  # without Keras's numeric suffixes
             facts[f"variable {i} of the model"] = f"{path} {tuple(each.shape)} {each.dtype}"
         return facts
+
+    def settings(self) -> dict[str, str]:
+        """Returns the settings of optimizers and layers, before a step has changed one."""
+        owners = {f"optimizer {i}": each for i, each in enumerate(optimizers_of(self._model))}
+        for i, layer in enumerate(self._model._flatten_layers(include_self=False)):
+            owners[f"layer {i} ({type(layer).__name__})"] = layer
+        configs = {}
+        for name, owner in owners.items():
+            with suppress(Exception):  # a class of the user need not have one
+                configs[name] = {k: v for k, v in owner.get_config().items() if k != "name"}
+        return settings_of(configs)
 
     def check_optimizers(self, applied: Iterable[keras.optimizers.Optimizer]) -> None:
         """Raises ValueError if a state has not all optimizers that the steps apply."""

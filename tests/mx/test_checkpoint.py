@@ -122,6 +122,22 @@ def test_schedules_within_schedules_continue_exactly(schedule, tmp_path):
     assert second.learning_rate == it.learning_rate
 
 
+def test_what_the_script_has_changed_since_the_checkpoint_is_told(tmp_path, caplog):
+    first, _ = trainer(network(), "sgd", momentum=0.9, lr_scheduler=Decay(0.2))
+    first.optimizer.momentum = 0.8
+    first.save(tmp_path)
+    again, _ = trainer(network(), "sgd", momentum=0.9, lr_scheduler=Decay(0.2))
+    assert again.load(tmp_path)
+    assert "in the script now" not in caplog.text, "the training has changed the momentum"
+    other, _ = trainer(network(), "sgd", momentum=0.7, lr_scheduler=Decay(0.3))
+    assert other.load(tmp_path)
+    assert other.optimizer.momentum == 0.8
+    momentum, rate = (each for each in caplog.messages if "in the script now" in each)
+    assert momentum.startswith("momentum of the optimizer is 0.7 in the script now, and was 0.9")
+    assert "of the learning rate schedule is 0.3 in the script now, and was 0.2" in rate
+    assert "the value in the checkpoint counts; to take another one" in caplog.text
+
+
 def test_a_schedule_with_other_inner_ones_is_refused(tmp_path):
     it, _ = trainer(network(), lr_scheduler=WarmUp(Decay()))
     it.save_states(tmp_path / "states")
@@ -175,9 +191,9 @@ def test_sigterm_leaves_with_a_checkpoint_and_status_143(tmp_path, capsys):
     epoch(it, net, sampler, 1)
     os.kill(os.getpid(), signal.SIGTERM)
     epoch(it, net, sampler, 1)  # asks all workers
-    saved = weights(net)
     with pytest.raises(SystemExit) as left:
         epoch(it, net, sampler, 1)
+    saved = weights(net)
     assert left.value.code == 143
     assert "because a worker got SIGTERM" in capsys.readouterr().err
     again = network()

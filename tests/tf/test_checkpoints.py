@@ -101,6 +101,31 @@ def test_a_script_with_two_fits_skips_the_first_and_continues_the_second(tmp_pat
     assert "fit 0 of the script (counted from 0) is skipped" in capsys.readouterr().out
 
 
+def test_what_the_script_has_changed_since_the_checkpoint_is_told(tmp_path, caplog):
+    def script(rate, beta, activation, *callbacks):
+        built = model()
+        built.layers[0].activation = keras.activations.get(activation)
+        built.compile(keras.optimizers.Adam(rate, beta_1=beta), "mse")
+        return fit(balancer(tmp_path), built, *callbacks)
+
+    def rate_falls(built):
+        built.optimizer.learning_rate = 0.01
+
+    with pytest.raises(KeyboardInterrupt):
+        script(0.1, 0.8, "tanh", Counter(2, rate_falls), Counter(5, interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        script(0.1, 0.8, "tanh", Counter(1, interrupt))
+    assert "in the script now" not in caplog.text, "the training has changed the rate"
+    built = script(0.2, 0.7, "relu")
+    assert float(built.optimizer.learning_rate) == pytest.approx(0.01)
+    rate, beta, activation = (each for each in caplog.messages if "in the script now" in each)
+    assert rate.startswith("learning_rate of optimizer 0 is 0.2")
+    assert "the value in the checkpoint counts; to take another one, assign" in rate
+    assert beta.startswith("beta_1 of optimizer 0 is 0.7 in the script now, and was 0.8")
+    assert "the value in the script counts" in beta
+    assert activation.startswith("activation of layer 1 (Dense) is 'relu'")
+
+
 def test_two_balancers_of_a_process_do_not_share_a_folder(tmp_path):
     fit(balancer(tmp_path), model())
     second = lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X, checkpoint=f"{tmp_path}/.")

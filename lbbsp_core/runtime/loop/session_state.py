@@ -8,7 +8,7 @@ number of workers, so that a job may continue with another number of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -60,6 +60,34 @@ def check_same_job(where: object, saved: Mapping[str, Json], here: Mapping[str, 
             raise ValueError(
                 f"the checkpoint in {where} is of another job: {name} was {old}, and is {new} "
                 "now; start with the same data, model and options, or choose another folder"
+            )
+
+
+def settings_of(owners: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    """Returns the settings among the attributes of objects: numbers, texts, flags and None."""
+    return {
+        f"{name} of {owner}": repr(value)
+        for owner, attributes in owners.items()
+        for name, value in attributes.items()
+        if value is None or isinstance(value, bool | int | float | str)
+    }
+
+
+def warn_of_changes(
+    saved: Mapping[str, str], here: Mapping[str, str], which: Callable[[str], str]
+) -> None:
+    """Warns of each setting with which a script now begins otherwise than in a checkpoint.
+
+    `which` is called with the name of a setting, and says which of both counts, and the remedy.
+    """
+    for name, value in here.items():
+        if saved.get(name, value) != value:
+            logger.warning(
+                "%s is %s in the script now, and was %s when the checkpoint was written: %s",
+                name,
+                value,
+                saved[name],
+                which(name),
             )
 
 
