@@ -66,10 +66,11 @@ def writes_each(monkeypatch):
 
 
 OWNER = """
-import os, sys, time
+import os, shutil, sys, time
 from pathlib import Path
 from lbbsp_core.runtime.checkpoint.schedule import claim_folder
 claim_folder(Path(sys.argv[1]))
+shutil.copytree(sys.argv[1], sys.argv[1] + " copied")  # opens and closes the locked file
 child = os.fork()  # as loaders of data do, which outlive a process that is killed
 if child:
     print(child, flush=True)

@@ -219,9 +219,10 @@ def require_every(every: object, folder: object) -> None:
 def claim_folder(folder: Path) -> BinaryIO | None:
     """Takes a folder of checkpoints for this process, until it ends in whatever way.
 
-    The system holds the lock, and a process that is forked does not get it. Where the file system
-    has no locks, or the folder cannot be written to, nothing is claimed. Raises ValueError if
-    another process has claimed it; names this process and its host.
+    The system holds the lock, which stays when the file is read and closed, as by a copy of the
+    folder; a process that is forked does not get it. Where the file system has no locks, or the
+    folder cannot be written to, nothing is claimed. Raises ValueError if another process has
+    claimed it; names this process and its host.
     """
     try:
         import fcntl
@@ -231,7 +232,7 @@ def claim_folder(folder: Path) -> BinaryIO | None:
     except (ImportError, OSError):
         return None  # the first write will tell
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         with file:
             file.seek(0)
@@ -242,6 +243,7 @@ def claim_folder(folder: Path) -> BinaryIO | None:
         ) from None
     except OSError as error:
         logger.debug("%s cannot be locked: %s", folder, error)
+    os.register_at_fork(after_in_child=file.close)
     with suppress(OSError):
         file.truncate(0)
         file.write(f"process {os.getpid()} on {Identity.here().host}".encode())

@@ -81,7 +81,7 @@ def test_a_folder_whose_file_system_has_no_locks_is_used_by_all(tmp_path, monkey
     def fail(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", fail)
+    monkeypatch.setattr(fcntl, "flock", fail)
     claim_folder(tmp_path)
     assert "process" in (tmp_path / "lock").read_text()
     (tmp_path / "file").touch()
