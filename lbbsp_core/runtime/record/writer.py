@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 
 from lbbsp_core.runtime.record.events import FAILED, FINISHED, INTERRUPTED, EventLine
 from lbbsp_core.runtime.record.json_lines import to_json
@@ -20,11 +22,15 @@ logger = logging.getLogger("lbbsp.record")
 _ENDS = {0: FINISHED, 128 + signal.SIGINT: INTERRUPTED, LEFT: INTERRUPTED}
 
 
-class RunRecord:
-    """Appends lines to ``run.jsonl``; the file is complete after every line.
+MOST_WAITING_BYTES = 1 << 26
+_PATIENCE_SECONDS = 5.0  # with a file that takes nothing, when the run ends
 
-    An existing record is continued with a new header. A record that cannot be written is reported
-    once, in a warning, and never stops the training.
+
+class RunRecord:
+    """Appends lines to ``run.jsonl`` in a thread, each of them at once.
+
+    An existing record is continued with a new header. A record that cannot be written, or takes
+    nothing for a long time, is reported once, in a warning, and never stops the training.
 
     Args:
         path: File to append to. Its folder is created.
@@ -34,14 +40,11 @@ class RunRecord:
     def __init__(self, path: str | Path, header: RunHeader) -> None:
         self.path = Path(path)
         self._end: str | None = None
-        self._descriptor: int | None = None
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-            self._descriptor = os.open(self.path, flags, 0o666)
-            self._end_unfinished_line()
-        except OSError as error:
-            self._give_up(error)
+        self._has_failed = False
+        self._given = self._taken = 0  # bytes
+        self._lines: SimpleQueue[bytes | threading.Event | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="lbbsp-record", daemon=True)
+        self._thread.start()
         self.write(header)
 
     def write(self, line: RunHeader | Line) -> None:
@@ -50,7 +53,12 @@ class RunRecord:
         Raises:
             ValueError: A number is not finite.
         """
-        self._append((json.dumps(to_json(line), allow_nan=False) + "\n").encode())
+        data = (json.dumps(to_json(line), allow_nan=False) + "\n").encode()
+        if self._given - self._taken > MOST_WAITING_BYTES:
+            self._give_up("it has taken nothing for many steps")
+        if not self._has_failed:
+            self._given += len(data)
+            self._lines.put(data)
 
     def end(self, status: int) -> None:
         """Records how the run ends, by the exit status of this process; the last call counts."""
@@ -58,40 +66,65 @@ class RunRecord:
         if end != self._end:
             self._end = end
             self.write(EventLine(event=end, time=time.time()))
+            self.flush()
+
+    def flush(self) -> None:
+        """Waits until all lines are written, for some seconds."""
+        done = threading.Event()
+        self._lines.put(done)
+        done.wait(_PATIENCE_SECONDS * self._thread.is_alive())
 
     def close(self) -> None:
-        """Closes the file."""
-        descriptor, self._descriptor = self._descriptor, None
+        """Writes what is left, and closes the file."""
+        self._lines.put(None)
+        self._thread.join(_PATIENCE_SECONDS)
+
+    def _give_up(self, why: str) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning(
+                "the run record %s cannot be written (%s): the training continues without it",
+                self.path,
+                why,
+            )
+
+    # In the thread
+
+    def _run(self) -> None:
+        descriptor: int | None = None
+        try:
+            descriptor = self._open()
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
+        while (data := self._lines.get()) is not None:
+            if isinstance(data, threading.Event):
+                data.set()
+            elif descriptor is not None and not self._has_failed:
+                self._append(descriptor, data)
         if descriptor is not None:
             try:
                 os.close(descriptor)
             except OSError as error:  # a network file system reports some failures only here
-                self._warn(error)
+                self._give_up(error.strerror or str(error))
 
-    def _append(self, data: bytes) -> None:
+    def _open(self) -> int:
+        """Opens the file, and ends a line that an earlier run was writing when it was stopped."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        descriptor = os.open(self.path, flags, 0o666)
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            os.write(descriptor, b"\n")
+        return descriptor
+
+    def _append(self, descriptor: int, data: bytes) -> None:
         try:
-            while data and self._descriptor is not None:
-                data = data[os.write(self._descriptor, data) :]
+            while data:
+                written = os.write(descriptor, data)
+                self._taken += written
+                data = data[written:]
         except OSError as error:
-            self._give_up(error)
-
-    def _end_unfinished_line(self) -> None:
-        """Ends the line that an earlier run was still writing when it was stopped."""
-        assert self._descriptor is not None
-        size = os.fstat(self._descriptor).st_size
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            self._append(b"\n")
-
-    def _give_up(self, error: OSError) -> None:
-        self._warn(error)
-        self.close()
-
-    def _warn(self, error: OSError) -> None:
-        logger.warning(
-            "the run record %s cannot be written (%s): the training continues without it",
-            self.path,
-            error.strerror or error,
-        )
+            self._give_up(error.strerror or str(error))
 
 
 def open_record(path: str | Path, header: RunHeader) -> RunRecord:

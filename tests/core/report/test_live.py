@@ -9,6 +9,7 @@ import report_runs
 
 from lbbsp_core.report.live import LiveRun, Tail
 from lbbsp_core.runtime.record.figures import RECENT, figures_of
+from lbbsp_core.runtime.record.json_lines import to_json
 from lbbsp_core.runtime.record.record import PushLine
 from lbbsp_core.runtime.record.writer import RunRecord
 
@@ -111,11 +112,8 @@ def test_lines_that_cannot_be_read_are_counted(tmp_path, text, later):
     with path.open("a") as stream:
         stream.write(text + "\n")
     steps = [line(step) for step in range(2, 2 + later)]
-    record = RunRecord.__new__(RunRecord)
-    record._descriptor, record.path = os.open(path, os.O_WRONLY | os.O_APPEND), path
-    for each in steps:
-        record.write(each)
-    record.close()
+    with path.open("a") as stream:
+        stream.writelines(json.dumps(to_json(each)) + "\n" for each in steps)
     run = LiveRun(path)
     assert run.read()
     view = run.view(0.0)

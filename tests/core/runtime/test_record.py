@@ -22,6 +22,7 @@ from waits import HANG_SECONDS
 
 from lbbsp_core import Even, RunRecord, read_run
 from lbbsp_core.report.summary import summarise
+from lbbsp_core.runtime.record import writer
 from lbbsp_core.runtime.record.events import EventLine
 from lbbsp_core.runtime.record.record import (
     PREEMPTED,
@@ -112,6 +113,7 @@ def test_the_file_is_whole_after_every_line(tmp_path: Path) -> None:
     record = RunRecord(tmp_path / "run.jsonl", HEADER)
     assert record.path == tmp_path / "run.jsonl"
     for step in range(3):
+        record.flush()
         assert len(read_run(tmp_path).steps) == step
         record.write(replace(STEP, step=step))
     record.close()
@@ -155,7 +157,7 @@ ENDS = {
     "raise KeyboardInterrupt": ["interrupted"],
     "end_now(1)": ["failed"],
     "end_now(143)": ["interrupted"],
-    "os._exit(0)": [],
+    "record.flush(); os._exit(0)": [],
     "os.fork()": ["finished"],
     "on_exit(lambda: 1 / 0)": ["failed"],  # in a process that waits there for its peers
 }
@@ -256,11 +258,31 @@ def test_a_record_that_cannot_be_written_is_reported_once(
     assert "the training continues without it" in message
 
 
+def test_a_record_that_takes_nothing_stops_no_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MOST_WAITING_BYTES", 100_000)
+    monkeypatch.setattr(writer, "_PATIENCE_SECONDS", 0.0)
+    os.mkfifo(tmp_path / "run.jsonl")  # which nobody reads
+    record = RunRecord(tmp_path / "run.jsonl", HEADER)
+    for step in range(5000):
+        record.write(replace(STEP, step=step))
+    record.end(0)
+    record.close()
+    [message] = caplog.messages
+    assert "cannot be written (it has taken nothing for many steps): the training con" in message
+    descriptor = os.open(tmp_path / "run.jsonl", os.O_RDONLY)
+    while record._thread.is_alive():
+        os.read(descriptor, 1 << 16)
+    os.close(descriptor)
+
+
 def test_a_disk_that_fills_up_leaves_the_lines_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = RunRecord(tmp_path / "run.jsonl", HEADER)
     record.write(STEP)
+    record.flush()
     whole, room = os.write, [7]
 
     def almost_full(descriptor: int, data: bytes) -> int:
@@ -272,6 +294,7 @@ def test_a_disk_that_fills_up_leaves_the_lines_before(
         patched.setattr(os, "write", almost_full)
         for step in (1, 2):
             record.write(replace(STEP, step=step))
+        record.flush()
     record.write(replace(STEP, step=3))
     record.close()
     [message] = caplog.messages
@@ -288,6 +311,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_folder_that_vanishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     record = RunRecord(tmp_path / "deep" / "run.jsonl", HEADER)
+    record.flush()
     shutil.rmtree(tmp_path / "deep")
     record.write(STEP)
     record.close()
