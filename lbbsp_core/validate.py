@@ -137,14 +137,19 @@ def parse_json(data: bytes, where: str) -> object:
         raise ValueError(f"{where} is not JSON: {error}") from None
 
 
-def one_line(text: str, longest: int = 80) -> str:
-    r"""Returns a text for a terminal: on one line, cut off, without what a terminal interprets.
+def printable(text: str) -> str:
+    r"""Returns a text, of one or more lines, without what a terminal interprets.
 
     Example:
-        >>> one_line("a\x1b[31m\nb")
-        'a?[31m?b'
+        >>> printable("a\x1b[31m\nb")
+        'a?[31m\nb'
     """
-    return "".join(each if each.isprintable() else "?" for each in text[:longest])
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
+
+
+def one_line(text: str, longest: int = 80) -> str:
+    """Returns a printable text on one line, cut off."""
+    return printable(text[:longest]).replace("\n", "?")
 
 
 def shortened(value: object) -> str:

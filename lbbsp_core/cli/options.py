@@ -7,16 +7,20 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from lbbsp_core.files import require_writable, write_whole
+from lbbsp_core.validate import one_line, printable
 
 Command = TypeVar("Command", bound=Callable[..., None])
+
+LONGEST_ERROR: Final = 2000  # characters
 
 STDOUT: Final = Path("-")
 """Value of ``--json`` that stands for standard output."""
@@ -105,10 +109,23 @@ def one_line_errors(command: Command) -> Command:
                 text = f"{error.filename}: {error.strerror}"
             elif isinstance(error, OverflowError):
                 text = f"a number is too large: {text}"
+            end = "..." * (len(text) > LONGEST_ERROR)
+            text = one_line(text, LONGEST_ERROR) + end
             typer.echo(f"lbbsp {command.__name__}: {text}", err=True)
             raise typer.Exit(2) from None
 
     return run  # type: ignore[return-value]
+
+
+class SafeConsole(Console):
+    """Console that writes what files contain without what a terminal would interpret."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yields the segments of what is to be written."""
+        for each in super().render(renderable, options):
+            yield each if each.control else Segment(printable(each.text), each.style)
 
 
 def consoles(json_file: Path | None, inputs: Iterable[str | Path] = ()) -> tuple[Console, Console]:
@@ -122,7 +139,7 @@ def consoles(json_file: Path | None, inputs: Iterable[str | Path] = ()) -> tuple
         if isinstance(stream, io.TextIOWrapper):
             # Names of hosts must not end a command on a terminal without UTF-8.
             stream.reconfigure(errors="backslashreplace")
-    return Console(stderr=json_file == STDOUT), Console(stderr=True)
+    return SafeConsole(stderr=json_file == STDOUT), SafeConsole(stderr=True)
 
 
 def show(console: Console, text: str, style: str = "") -> None:

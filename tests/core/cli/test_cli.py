@@ -236,6 +236,35 @@ def test_progress_follows_a_record_that_grows(tmp_path):
     assert "3 + 5" in shown()
 
 
+# Texts of files
+
+EVIL = "cpu\x1b[2J\x07\x9b[red]"
+
+
+def test_what_files_contain_is_shown_without_escapes(tmp_path):
+    """In names of drivers, columns and files, and in errors."""
+    lines = [
+        step_line(step, (8, 8), (0.1, 0.2 + 0.1 * (step % 3)), 0.5, drivers={EVIL: (step % 5, 1.0)})
+        for step in range(40)
+    ]
+    header = run_header("none", workers=2, global_batch_size=16, versions={}, drivers=[EVIL])
+    folder = tmp_path / EVIL
+    save(folder, Run(header, lines))
+    trace = tmp_path / f"{EVIL}.csv"
+    for command in (
+        ("simulate", "--from-run", folder, "--predictors", "last"),
+        ("evaluate", "--from-run", folder, "--predictors", "last", "--export", trace),
+        ("watch", folder, "--once"),
+        ("report", folder),
+        ("simulate", "--trace", trace, "--predictors", "last"),
+        ("simulate", "--trace", tmp_path / f"{EVIL}{EVIL}.csv"),
+        ("evaluate", trace, "--predictors", EVIL),
+    ):
+        done = run(*command)
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.output), command
+    assert len(run("evaluate", f"{EVIL}/{'long' * 9999}").output) < 2500
+
+
 # lbbsp profile
 
 
