@@ -165,6 +165,11 @@ class Registry(dict[str, Component[T]]):
                 f"choose from {', '.join(self)}, or run the command where {module_name} can be "
                 "imported"
             ) from None
+        except Exception as error:
+            raise ValueError(
+                f"module {module_name} of a {self.kind} cannot be imported: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         if not isinstance(cls, type):
             raise ValueError(
                 f"module {module_name} has no class {name!r}: name a class that satisfies the "

@@ -101,9 +101,10 @@ class Scenario:
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
-            value = getattr(self, name)
-            if require_whole(name, value, minimum) >= _LARGEST:
+            value = require_whole(name, getattr(self, name), minimum)
+            if value >= _LARGEST:
                 raise ValueError(f"{name} must be below 1e15, got {shortened(value)}")
+            object.__setattr__(self, name, value)  # 1e6, as TOML has it, is a float
         if not isinstance(self.name, str):
             raise ValueError(f"name must be a text, got {shortened(self.name)}")
         require_positive("samples_per_second", self.samples_per_second)

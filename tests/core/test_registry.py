@@ -138,6 +138,15 @@ def test_texts_that_name_no_synchroniser(text: str, message: str) -> None:
         SYNCHRONISERS.build(text)
 
 
+def test_a_module_that_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text("{}[1]")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"module failing of a sync cannot be im.*: KeyError: 1"):
+        SYNCHRONISERS.build("failing:Mine")
+
+
 def test_fixed_takes_its_shares_from_the_caller() -> None:
     made = FixedShares((2.0, 1.0))
     assert POLICIES.build("fixed", shares=(2.0, 1.0)) == made

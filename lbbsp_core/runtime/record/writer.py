@@ -94,8 +94,8 @@ class RunRecord:
         descriptor: int | None = None
         try:
             descriptor = self._open()
-        except OSError as error:
-            self._give_up(error.strerror or str(error))
+        except (OSError, ValueError) as error:  # also of a name that no file can have
+            self._give_up(getattr(error, "strerror", None) or str(error))
         while (data := self._lines.get()) is not None:
             if isinstance(data, threading.Event):
                 data.set()

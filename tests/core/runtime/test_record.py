@@ -234,6 +234,8 @@ def test_a_restart_with_other_workers(tmp_path: Path) -> None:
 
 def unwritable(folder: Path, how: str) -> Path:
     path = folder / "deep" / "run.jsonl"
+    if how == "a name that no file can have":
+        return folder / "\0"
     if how == "a file in place of the folder":
         path.parent.write_text("")
         return path
@@ -246,7 +248,11 @@ def unwritable(folder: Path, how: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "how", ["full disk", "a file in place of the folder", "a folder in place of the file"]
+    "how",
+    [
+        *("full disk", "a file in place of the folder", "a folder in place of the file"),
+        "a name that no file can have",
+    ],
 )
 def test_a_record_that_cannot_be_written_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str

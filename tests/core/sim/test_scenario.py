@@ -98,6 +98,13 @@ def test_lists_repeat_and_batches_grow_with_the_workers() -> None:
     assert read_scenario(spot, "s").preemption == Preemption(9.0, 1.0)
 
 
+def test_whole_numbers_may_be_floats() -> None:
+    table = {"workers": 3.0, "steps": 2e1, "seed": 1.0, "steps_per_epoch": 5.0}
+    scenario = read_scenario({**table, "global_batch_size": 96.0}, "s")
+    assert repr((scenario.workers, scenario.steps, scenario.seed)) == "(3, 20, 1)"
+    run_experiments([experiment_of(scenario)], chosen_runs(["bsp", "dbs"], ["last"]))
+
+
 def test_profiles_give_curves_and_limits_and_are_given_to_the_balancers(tmp_path: Path) -> None:
     gpus = [Profile([8, 64], [0.05, 0.09], 200), Profile([8, 64], [0.1, 0.4])]
     for number, gpu in enumerate(gpus):
