@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final
+
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # for the other end of a pipe
 
 UNFINISHED: Final = ".unfinished"
 """End of the name under which a file is written; a process that is killed leaves one behind."""
@@ -85,6 +88,32 @@ def require_writable(name: str, path: str | Path, *, is_folder: bool = False) ->
         raise ValueError(
             f"{name} cannot be written to {path}: {reason}: name another path"
         ) from None
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Opens a file to read it; a pipe or a device, which may never end, is an OSError."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAIT))  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def read_regular(path: str | Path) -> bytes:
+    """Reads a file as a whole.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        ValueError: It is larger than ``LBBSP_LARGEST_FILE``, in bytes; 2 GiB if that is not set.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > (most := int(os.environ.get("LBBSP_LARGEST_FILE", 1 << 31))):
+            raise ValueError(
+                f"{path} has {size:,} bytes, more than {most:,}: if that is right, set "
+                f"LBBSP_LARGEST_FILE={size} in the environment"
+            )
+        return file.read()
 
 
 def is_file_name(text: str, suffix: str) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from lbbsp_core.files import write_whole
+from lbbsp_core.files import read_regular, write_whole
 from lbbsp_core.types import is_plausible
 from lbbsp_core.validate import parse_json, shortened
 
@@ -28,7 +28,7 @@ def write_document(path: Path, document: Mapping[str, object]) -> None:
 def read_points(path: Path) -> tuple[list[int], list[float], int | None]:
     """Reads batches in samples, their seconds, and `out_of_memory_at` from a profile's file."""
     try:
-        document = parse_json(path.read_bytes(), f"{path}: the file")
+        document = parse_json(read_regular(path), f"{path}: the file")
     except ValueError as error:
         raise ValueError(f"{error}; it must be a complete profile: {_REMEDY}") from None
     if not isinstance(document, dict) or "schema" not in document:

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lbbsp_core.files import open_regular
 from lbbsp_core.report.causes import causes
 from lbbsp_core.runtime.record import record
 from lbbsp_core.runtime.record.events import ENDS, PLANNED, EventLine
@@ -305,7 +306,7 @@ class Tail:
         `lines` starts from 0 again if the file was replaced by another one, or cut off.
         """
         try:
-            with self.path.open("rb") as stream:
+            with open_regular(self.path) as stream:
                 status = os.fstat(stream.fileno())
                 self._note((status.st_dev, status.st_ino), status.st_size)
                 stream.seek(self._position)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lbbsp_core.cost import Cost, Profile
-from lbbsp_core.files import is_file_name
+from lbbsp_core.files import is_file_name, read_regular
 from lbbsp_core.sim.communication import Communication, FixedTime, ParameterServer, RingAllReduce
 from lbbsp_core.sim.config import LognormalWork
 from lbbsp_core.sim.slowdowns import Constant, Disturbance, Lognormal, Markov, Noise, Pareto
@@ -233,7 +233,7 @@ def load_scenario(name_or_path: str) -> Scenario:
     if not is_file_name(name_or_path, ".toml"):
         require_known("scenario", name_or_path, PRESETS)
     try:
-        table = _toml(path.read_text(encoding="utf-8"))
+        table = _toml(read_regular(path).decode())
         _check_values("", table)
         return read_scenario({"name": path.stem, **table}, path.stem, path.parent)
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors

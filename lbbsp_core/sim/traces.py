@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.files import write_whole
+from lbbsp_core.files import read_regular, write_whole
 from lbbsp_core.types import Measurement, is_plausible
 from lbbsp_core.validate import shortened
 
@@ -85,10 +85,10 @@ def read_trace(path: str | Path) -> Trace:
     """
     path = Path(path)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            names = _header(path, next(reader, []))
-            series, notes = _series(path, names, reader)
+        text = read_regular(path).decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        names = _header(path, next(reader, []))
+        series, notes = _series(path, names, reader)
     except TraceError:
         raise
     except (OSError, ValueError, csv.Error) as error:  # also of an encoding, or of a path

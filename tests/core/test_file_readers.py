@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from report_runs import header, save
 
 from lbbsp_core import Profile, read_run
+from lbbsp_core.report.live import LiveRun
 from lbbsp_core.report.summary import summarise
 from lbbsp_core.runtime.checkpoint.checkpoint import (
     Checkpoint,
@@ -272,3 +274,35 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert load_scenario(str(tmp_path / "cluster.toml")).size == 3
     save(tmp_path / "new", Run(header(2, 12), [StepLine(**{**STEPS[0], "sizes": (8, 4)})]))
     assert len(read_run(tmp_path / "new").steps) == 1
+
+
+READERS = {
+    "run.jsonl": read_run,
+    "trace.csv": read_trace,
+    "scenario.toml": lambda path: load_scenario(str(path)),
+    "profile.json": Profile.load,
+    "step-000000001.npz": lambda path: newest_checkpoint(path.parent),
+    "live/run.jsonl": lambda path: LiveRun(path).read(),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_or_a_device_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        make(path)
+        with pytest.raises((OSError, ValueError), match="it is no regular file"):
+            READERS[name](path)
+        path.unlink()
+
+
+def test_a_file_may_be_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "trace.csv").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match="has 1,099,511,627,776 bytes, more than 2,147,483,648"):
+        read_trace(tmp_path / "trace.csv")
+    monkeypatch.setenv("LBBSP_LARGEST_FILE", "3")
+    (tmp_path / "s.toml").write_text("steps = 3")
+    with pytest.raises(ValueError, match="bytes, more than 3: if that is right, set LBBSP_LARGEST"):
+        load_scenario(str(tmp_path / "s.toml"))

@@ -16,6 +16,7 @@ import math
 import os
 import re
 import sys
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -25,7 +26,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.files import UNFINISHED, write_whole
+from lbbsp_core.files import UNFINISHED, open_regular, write_whole
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
@@ -134,7 +135,7 @@ def newest_checkpoint(folder: str | Path) -> Checkpoint | None:
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Reads and verifies a checkpoint."""
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         try:
             return _parse(file, path)
         except _OtherFormatError:
@@ -157,8 +158,13 @@ def _is_of_machine(error: Exception, size: int) -> bool:
 
 
 def _parse(file: BinaryIO, path: str | Path) -> Checkpoint:
-    with np.load(file, allow_pickle=False) as archive:
-        header = json.loads(archive[_HEADER].tobytes())
+    with zipfile.ZipFile(file) as archive:  # `np.load` looks each name up in a list
+
+        def read(name: str) -> Any:
+            with archive.open(f"{name}.npy") as member:
+                return np.load(member, allow_pickle=False)
+
+        header = json.loads(read(_HEADER).tobytes())
         version = header["format"]
         if isinstance(version, int) and version != FORMAT:
             other = "a later" if version > FORMAT else "an earlier"
@@ -166,7 +172,8 @@ def _parse(file: BinaryIO, path: str | Path) -> Checkpoint:
                 f"{path} was written by {other} version of lbbsp (format {version}, here "
                 f"{FORMAT}): install that version, or start from another folder"
             )
-        arrays = {name: archive[name] for name in archive.files if name != _HEADER}
+        names = (name.removesuffix(".npy") for name in archive.namelist())
+        arrays = {name: read(name) for name in names if name != _HEADER}
     content = {name: header[name] for name in ("step", "facts", "state", "types")}
     step, facts = content["step"], content["facts"]
     if type(step) is not int or step < 0 or not isinstance(facts, dict):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from lbbsp_core._version import __version__
+from lbbsp_core.files import read_regular
 from lbbsp_core.runtime.record.events import EventLine
 from lbbsp_core.runtime.record.json_lines import from_json
 from lbbsp_core.validate import parse_json, shortened
@@ -300,7 +301,7 @@ def read_run(path: str | Path) -> Run:
 
 def _attempts(path: Path) -> list[tuple[RunHeader, list[Line]]]:
     """Returns the header and the lines of each start."""
-    texts = path.read_bytes().split(b"\n")
+    texts = read_regular(path).split(b"\n")
     if not texts[-1]:
         texts.pop()
     if not texts:
