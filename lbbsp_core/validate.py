@@ -86,6 +86,8 @@ def require_path(name: str, value: object) -> Path:
         raise TypeError(
             f'{name} must be a path, got {shortened(value)}: write {name}="folder/name"'
         )
+    if value == "":  # of a variable that is not set; as a path, it is the working directory
+        raise ValueError(f'{name} must be a path, got an empty one: write {name}="folder/name"')
     return Path(value)
 
 

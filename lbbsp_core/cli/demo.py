@@ -56,7 +56,9 @@ def demo(
         None, metavar="1,1,0.35", help="Speed of each worker. By default only the last one is slow."
     ),
     steps: int = typer.Option(80, metavar="STEPS", help="Number of steps of each run, 20 or more."),
-    run_dir: Path = typer.Option(Path("runs/demo"), metavar="DIR", help="Folder for all results."),
+    run_dir: Path = typer.Option(
+        "runs/demo", metavar="DIR", parser=options.folder, help="Folder for all results."
+    ),
     json_file: options.JsonFile = None,
 ) -> None:
     """Train with plain BSP and with LB-BSP, and compare.

@@ -83,10 +83,13 @@ def launch(
         "default worker i gets GPU i modulo their number, or its part of the variable if "
         "you have set it.",
     ),
-    run_dir: Path | None = typer.Option(None, metavar="DIR", help="Folder for the run record."),
+    run_dir: Path | None = typer.Option(
+        None, metavar="DIR", parser=options.folder, help="Folder for the run record."
+    ),
     log_dir: Path | None = typer.Option(
         None,
         metavar="DIR",
+        parser=options.folder,
         help="Folder for the output: a file for each worker, server and scheduler.",
     ),
     ranks: str | None = typer.Option(

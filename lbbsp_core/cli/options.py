@@ -172,6 +172,13 @@ def require_writable_file(
     require_writable(option, path)
 
 
+def folder(path: str | Path) -> Path:
+    """Parses the path of a folder."""
+    if path == "":  # which would be the working directory
+        raise ValueError("the path is empty: name a folder, or set the variable that names it")
+    return Path(path)
+
+
 def require_writable_folder(option: str, path: Path | None) -> None:
     """Checks that files can be written to a folder, which may have to be created."""
     if path is not None:

@@ -36,6 +36,10 @@ def report(
     last = run_dirs[-1]
     name = "report.html" if len(run_dirs) == 1 else "comparison.html"
     path = out or (last if last.is_dir() else last.parent) / name
+    if path.is_symlink() and out is None:
+        raise ValueError(
+            f"{path} is a link to {path.resolve()}: remove it, or name a file by --out"
+        )
     options.require_writable_file("--out", path, run_dirs)
     if len(run_dirs) == 1:
         figures = write_report(last, path)

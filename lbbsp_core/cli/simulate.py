@@ -115,7 +115,10 @@ def simulate(
         None, metavar="FILE", help="Draw the efficiencies to this HTML file."
     ),
     plots: Path | None = typer.Option(
-        None, metavar="DIR", help="Draw total times, updates and scaling to DIR/simulation.html."
+        None,
+        metavar="DIR",
+        parser=options.folder,
+        help="Draw total times, updates and scaling to DIR/simulation.html.",
     ),
 ) -> None:
     """Compare policies, predictors and synchronisers in virtual time.
@@ -207,7 +210,7 @@ class _Entrant(NamedTuple):
 
 def _counts(text: str) -> list[int]:
     try:
-        counts = [int(part) for part in split_names(text)]
+        counts = [int(part) for part in text.split(",")]
     except ValueError:
         counts = []
     if not counts or min(counts) < 2:

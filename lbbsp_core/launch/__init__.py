@@ -145,6 +145,11 @@ def launch(
             f"speeds_at = {list(speeds_at)} needs the speeds at the start: give speeds as well, "
             f"such as {[1] * workers}"
         )
+    if env and found is None:
+        raise ValueError(
+            f"env = {list(env)} is for processes on other hosts, and no hosts are given: leave it "
+            "out, because processes of this machine have all variables"
+        )
     emulated = plan is not None or contention is not None
     if found is not None:
         _check_hosts(found, limits, devices, emulated=emulated)

@@ -166,7 +166,9 @@ def _parse(file: BinaryIO, path: str | Path) -> Checkpoint:
 
         header = json.loads(read(_HEADER).tobytes())
         version = header["format"]
-        if isinstance(version, int) and version != FORMAT:
+        if type(version) is not int:
+            raise TypeError(f"format {version!r}")
+        if version != FORMAT:
             other = "a later" if version > FORMAT else "an earlier"
             raise _OtherFormatError(
                 f"{path} was written by {other} version of lbbsp (format {version}, here "

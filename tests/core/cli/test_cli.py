@@ -336,7 +336,9 @@ def places(tmp_path, monkeypatch, step_script):
     (tmp_path / "slow.toml").write_text("workers = 1000000\nsteps = 1000000\n")
     (tmp_path / "run.jsonl").write_text("{")
     lines = [step_line(k, [4, 4], [0.1, 0.3], 0.31) for k in range(12)]
-    write_lines(tmp_path / "recorded", *lines, workers=2, total=8)
+    for folder in ("recorded", "linked"):
+        write_lines(tmp_path / folder, *lines, workers=2, total=8)
+    (tmp_path / "linked" / "report.html").symlink_to("elsewhere.html")
 
 
 @pytest.mark.parametrize(
@@ -346,6 +348,7 @@ def places(tmp_path, monkeypatch, step_script):
         ("launch -n 2 --run-dir /proc/new train.py", ""),
         ("launch -n 2 --contention folder train.py", ""),
         ("launch -n 2 --framework MXNet train.py", "there is no framework 'MXNet': did you mean"),
+        ("launch -n 2 --env HOME train.py", "env = ['HOME'] is for processes on other hosts, and"),
         ("launch -n 2 --ranks x train.py", "--ranks must be a list of integers separated by"),
         (
             "launch -n 2 --speeds 1,fast train.py",
@@ -393,6 +396,7 @@ def places(tmp_path, monkeypatch, step_script):
         ("simulate --trace trace.csv --plot picture.docx", ""),
         ("simulate --trace trace.csv --plots file", ""),
         ("simulate --trace trace.csv --workers 9223372036854775808", ""),
+        ("simulate --trace trace.csv --workers 3,,4", "--workers must be whole numbers >= 2 sep"),
         ("simulate --trace trace.csv --communication inf", ""),
         ("simulate --trace trace.csv --communication 1e308", ""),
         ("simulate --trace trace.csv --lag 99999999999999999999", ""),
@@ -415,6 +419,7 @@ def places(tmp_path, monkeypatch, step_script):
         ("report none", "none has no run record (run.jsonl): name the --run-dir of"),
         ("report file", ""),
         ("report folder -o folder", ""),
+        ("report linked", "linked/report.html is a link to /"),
         ("report run.jsonl -o run.jsonl", "--out must not be a file that is read, got run.jsonl"),
         ("report recorded --json recorded/run.jsonl", ""),
         ("watch none --once", ""),
@@ -438,6 +443,7 @@ def test_a_wrong_value_is_one_line_and_status_2(places, monkeypatch, arguments, 
     ("arguments", "message"),
     [
         ("lunch", "No such command 'lunch'"),
+        ("launch -n 2 --run-dir= train.py", "the path is empty: name a folder, or set the variab"),
         ("launch -n 2", "Missing argument 'SCRIPT.py [ARGS]...'"),
         ("profile", "Missing argument 'SCRIPT.py[:FUNCTION] [-- ARGS]...'"),
         ("demo --steps x", "Invalid value for '--steps': must be an integer, got 'x'"),
