@@ -146,6 +146,7 @@ class Balancer(Schedule):
             rank, lag, bounds.parts, chain.narrow(self._options, self._situation, chain.FIXED)
         )
         self.given_constraints = self.constraints  # before the facts of the peers are known
+        self.driver_names: tuple[str, ...] = ()  # those of this machine, in their order
         self._drivers: tuple[float, ...] = ()
         self._known_drivers: dict[str, tuple[float | None, ...]] = {}
         self._continues = False  # whether plans were restored

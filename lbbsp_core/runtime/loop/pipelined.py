@@ -85,7 +85,7 @@ class PipelinedSession(WorkerSession):
         **session: Any,
     ) -> None:
         super().__init__(collectives, global_batch_size, options, **session)
-        self.meter.open(self._drivers)  # a wrong name is an error here, not in the first step
+        self._sample()  # a wrong name is an error here, not in the first step
         self._facts = dict(facts or {})
         self._barrier: Future[tuple[Rows, Left]] | None = None
         self._finishing = threading.RLock()  # several threads may ask for the state

@@ -242,7 +242,7 @@ class WorkerSession:
             peers = agree(self._balancer, self.order, self.collectives, facts, self._identity)
         infos = [peer.static_info for peer in peers]
         self._balancer.set_peers(infos, are_drawn=self._draws_before_start)
-        self.meter.open(self._drivers)
+        self._sample()
         self.busy_seconds = 0.0
         for each in self.extensions:
             each.started(partial(_header, self, peers))
@@ -351,6 +351,11 @@ class WorkerSession:
             assert isinstance(state, dict)
             state["extensions"] = known
         return state, arrays
+
+    def _sample(self) -> None:
+        """Starts to sample driving factors; a wrong name is an error."""
+        self.meter.open(self._drivers)
+        self._balancer.driver_names = self.meter.names
 
     def load_state(self, state: Json, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Continues from a saved state, also with another number of workers.

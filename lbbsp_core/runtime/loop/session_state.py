@@ -132,8 +132,8 @@ def restored_state(
     """Returns the state from which a worker continues, for `Balancer.restore`.
 
     Plans are kept for the same number of workers under the same policy, estimates of a worker's
-    speed for the same predictor, and the time of steps for the same number of workers. Otherwise
-    they start as in a new job; also, with a warning, those of another version of lbbsp that cannot
+    speed for the same predictor and driving factors, and the time of steps for the same number of
+    workers. Otherwise they start as in a new job; also, with a warning, those of another version of lbbsp that cannot
     be read: they change the sizes of batches, but not what is learned.
     """
     try:
@@ -216,4 +216,5 @@ def _policy_text(balancer: Balancer) -> str:
 
 
 def _predictor_text(balancer: Balancer) -> str:
-    return f"{described(balancer.estimator.predictor)} {balancer.cost_shape!r}"
+    names = ", ".join(balancer.driver_names)
+    return f"{described(balancer.estimator.predictor)} {balancer.cost_shape!r} of {names}"

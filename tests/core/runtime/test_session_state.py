@@ -243,15 +243,16 @@ def test_another_number_of_workers_continues_at_the_step_with_even_plans():
     run(second, 4)
 
 
-@pytest.mark.parametrize("changed", ["predictor", "policy"])
+@pytest.mark.parametrize("changed", ["predictor", "policy", "factors"])
 def test_what_another_predictor_or_policy_has_learned_is_not_used(changed):
     first = job(predictor=Ema(0.3))
     run(first, 7)
-    options = {"predictor": LastValue()} if changed == "predictor" else {
-        "predictor": Ema(0.3), "policy": POLICIES.build("lbbsp:min_gain=0.5")}  # fmt: skip
-    second = job(**options)
+    options = {"policy": POLICIES.build("lbbsp:min_gain=0.5")} if changed == "policy" else {}
+    second = job(predictor=LastValue() if changed == "predictor" else Ema(0.3), **options)
+    if changed == "factors":
+        second[0].driver_names = ("runnable",)
     move(first, second)
-    assert second[0].sizes(7) == (first[0].sizes(7) if changed == "predictor" else (12, 12))
+    assert second[0].sizes(7) == (first[0].sizes(7) if changed != "policy" else (12, 12))
     assert bool(second[0].report(float("nan")).picoseconds_per_sample) == (changed == "policy")
 
 
