@@ -72,7 +72,8 @@ class BalancedFit(keras.callbacks.Callback):
                 raise checks.not_fed_by_balancer()
         checks.check_steps(self.params.get("steps"), order and order.steps_per_epoch)
         if self.active:
-            facts = {"epochs": self.params["epochs"], **agreement.facts_of(self.model)}
+            own = {"epochs": self.params["epochs"], "logs": int(self._adds_figures)}
+            facts = {**own, **agreement.facts_of(self.model)}
             self._training.begin(facts, partial(agreement.weights_of, self.model))
             self._scalars.begin_fit(running)
             self._add_figures()

@@ -13,7 +13,7 @@ from typing import Final
 
 from lbbsp_core._version import __version__
 from lbbsp_core.launch import _relay
-from lbbsp_core.launch.devices import check_entries, entries_of
+from lbbsp_core.launch.devices import VARIABLE, check_entries, entries_of
 from lbbsp_core.launch.hosts import Hosts
 
 FORWARDED: Final = re.compile(
@@ -22,7 +22,8 @@ FORWARDED: Final = re.compile(
 )
 """Variables that processes on other hosts get from the launcher."""
 
-OF_A_HOST: Final = ("LBBSP_HOST", "LBBSP_JOB", "LBBSP_MARKS")  # the launcher's own are not passed
+OF_A_HOST: Final = ("LBBSP_HOST", "LBBSP_JOB", "LBBSP_MARKS", VARIABLE)
+"""The launcher's own are not passed, unless they are named."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Elsewhere:
             "worker": rank,
             "place": [beside.index(rank) if is_worker else None, len(beside)],
             "devices": self._devices(beside),
-            "names": [name for name in names if name not in OF_A_HOST],
+            "names": [name for name in names if name in self.names or name not in OF_A_HOST],
         }
         return ["-I", "-S", "-X", "utf8", _relay.__file__, json.dumps(description)]
 

@@ -39,7 +39,8 @@ class Attempt(NamedTuple):
     @property
     def pause_seconds(self) -> float:
         """Seconds to wait before this attempt, so that a broken job does not occupy the machine."""
-        return min(2.0**self.quick_failures // 2, MAX_PAUSE_SECONDS)  # 0, 1, 2, 4, ...
+        most = min(self.quick_failures, 99)  # larger powers are no floats
+        return min(2.0**most // 2, MAX_PAUSE_SECONDS)  # 0, 1, 2, 4, ...
 
 
 def run_attempts(

@@ -24,6 +24,7 @@ EXPECTED = {
     "steps_per_execution": "steps_per_execution must be 1, got 2",
     "jit_compile": "jit_compile must be False",
     "validation_of_ours": "validation_data must be arrays or a tf.data.Dataset",
+    "different_logs": "disagree on logs: worker 0 has 1, worker 1 has 0",
     "different_epochs": "disagree on epochs: worker 0 has 2, worker 1 has 3",
     "different_first_epoch": "disagree on first epoch: worker 0 has 0, worker 1 has 1",
     "metric_outside_scope": "metric 'top/total' was created outside the strategy's scope",

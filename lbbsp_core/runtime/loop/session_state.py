@@ -133,8 +133,8 @@ def restored_state(
 
     Plans are kept for the same number of workers under the same policy, estimates of a worker's
     speed for the same predictor and driving factors, and the time of steps for the same number of
-    workers. Otherwise they start as in a new job; also, with a warning, those of another version of lbbsp that cannot
-    be read: they change the sizes of batches, but not what is learned.
+    workers. Otherwise they start as in a new job; also, with a warning, those of another version of
+    lbbsp that cannot be read: they change the sizes of batches, but not what is learned.
     """
     try:
         return _restored(balancer, state, arrays)  # type: ignore[arg-type]

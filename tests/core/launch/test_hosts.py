@@ -125,7 +125,7 @@ def test_workers_of_one_machine_may_all_be_at_its_loopback(names):
 
 def test_a_host_gets_what_it_needs_of_the_environment(monkeypatch):
     for name in ("NCCL_DEBUG", "MY_DATA", "MY_SECRET", "LBBSP_HOST", "LBBSP_POLICY",
-                 "PYTHONPATH"):  # fmt: skip
+                 "PYTHONPATH", "CUDA_VISIBLE_DEVICES"):  # fmt: skip
         monkeypatch.setenv(name, "1")
     found = find_hosts("a,b,user@a", None, framework="tensorflow")
     job = job_spec("tensorflow", 3, emulated=False, run_dir=Path("here"), hosts=found)
@@ -135,7 +135,12 @@ def test_a_host_gets_what_it_needs_of_the_environment(monkeypatch):
     told = json.loads(description)
     assert {"TF_CONFIG", "LBBSP_RUN_DIR", "LBBSP_RESTART", "NCCL_DEBUG", "MY_DATA",
             "LBBSP_POLICY", "PYTHONPATH"} <= set(told["names"])  # fmt: skip
-    assert not {"MY_SECRET", "LBBSP_HOST", "PATH", "HOME"} & set(told["names"])
+    assert not {"MY_SECRET", "LBBSP_HOST", "PATH", "HOME", "CUDA_VISIBLE_DEVICES"} & set(
+        told["names"]
+    )
+    named = Elsewhere(found, names=["CUDA_VISIBLE_DEVICES"])
+    *_, description = named.command(["train.py"], job.workers[2], 2, is_worker=True)
+    assert "CUDA_VISIBLE_DEVICES" in json.loads(description)["names"]
     assert (told["host"], told["command"], told["worker"]) == ("user@a", ["train.py", "x"], 2)
     assert (told["directory"], told["python"]) == (os.getcwd(), sys.executable)
     assert (told["place"], told["devices"]) == ([1, 2], ["0", "none"]), "those of the same host"

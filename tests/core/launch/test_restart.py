@@ -78,6 +78,7 @@ def test_only_failures_at_once_are_followed_by_a_pause_which_grows():
         pauses.append(attempt.pause_seconds)
         assert message.endswith(f"in {pauses[-1]:g} s" if pauses[-1] else "workers")
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 0, 1]
+    assert attempt._replace(quick_failures=9999).pause_seconds == 60
 
 
 def test_a_signal_while_an_attempt_is_ended_prevents_the_next_one():

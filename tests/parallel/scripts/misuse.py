@@ -170,6 +170,7 @@ CASES = {
     "steps_per_execution": lambda: fit(built=model(steps_per_execution=2)),
     "jit_compile": lambda: fit(built=model(jit_compile=True)),
     "validation_of_ours": validate_on_ours,
+    "different_logs": lambda: fit(balancer=lbbsp_tf.LoadBalancer(strategy, 16, logs=rank == 0)),
     "different_epochs": lambda: fit(epochs=2 + rank),
     "different_first_epoch": lambda: fit(epochs=3, initial_epoch=rank),
     "outside_scope": lambda: fit(built=model(tf.distribute.get_strategy())),
