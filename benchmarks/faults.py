@@ -6,9 +6,10 @@ restarts.
 Prints the seconds from the fault to the end of all processes, and whether the right worker was
 named.
 
-``faults.py restarts`` kills a random worker at random steps, restarts the job from its checkpoint,
-and compares it with an unbroken run: the largest difference of a final weight, relative to the
-largest weight, and the samples of every step. A quarter of the jobs continue with the survivors
+``faults.py restarts`` kills a random worker at random steps (``--fault term``: preempts it by
+SIGTERM), restarts the job from its checkpoint, and compares it with an unbroken run: the largest
+difference of a final weight or moving average, relative to the largest one, and the samples of
+every step. A quarter of the jobs continue with the survivors
 only. By hand, the newest checkpoint is damaged before every second restart.
 """
 
@@ -73,7 +74,7 @@ def _describe(fault: Fault, end: End) -> str:
     )
 
 
-def restarts(plugins: list[str], runs: int, rng: random.Random) -> None:
+def restarts(plugins: list[str], runs: int, rng: random.Random, kind: str) -> None:
     """Prints a line for each job that was killed and continued."""
     print(f"{'plugin':<7}{'started':<10}{'kills (worker@step)':<22}{'weights':>8}  samples")
     for plugin in plugins:
@@ -83,14 +84,14 @@ def restarts(plugins: list[str], runs: int, rng: random.Random) -> None:
             if end.status or not (unbroken / "weights.npz").exists():
                 raise SystemExit(f"the unbroken run failed:\n{end.text[-3000:]}")
             for run in range(runs):
-                _restart(plugin, run, unbroken, rng)
+                _restart(plugin, run, unbroken, rng, kind)
 
 
-def _restart(plugin: str, run: int, unbroken: Path, rng: random.Random) -> None:
+def _restart(plugin: str, run: int, unbroken: Path, rng: random.Random, kind: str) -> None:
     """Kills a job once or twice, continues it, and prints how it compares with `unbroken`."""
     by_hand, elastic = run % 4 == 1, run % 4 == 3
     steps = sorted(rng.sample(range(1, STEPS), 1 if elastic else rng.randint(1, 2)))
-    faults = [Fault("kill", "step", rng.randrange(WORKERS), step) for step in steps]
+    faults = [Fault(kind, "step", rng.randrange(WORKERS), step) for step in steps]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if by_hand:
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("campaign", choices=("ends", "restarts"))
     parser.add_argument("--plugin", choices=tuple(SCRIPTS), action="append")
     parser.add_argument("--runs", type=int, help="jobs of each kind (default: 1), or in all (20)")
+    parser.add_argument("--fault", choices=("kill", "term"), default="kill")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
@@ -170,7 +172,7 @@ def main() -> None:
     if options.campaign == "ends":
         ends(plugins, options.runs or 1, rng)
     else:
-        restarts(plugins, options.runs or 20, rng)
+        restarts(plugins, options.runs or 20, rng, options.fault)
 
 
 if __name__ == "__main__":

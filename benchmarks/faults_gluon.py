@@ -21,12 +21,13 @@ def train(folder: Path) -> None:
 
     mx.random.seed(0)
     net = gluon.nn.Sequential()
-    net.add(gluon.nn.Dense(16, in_units=8, activation="tanh"), gluon.nn.Dense(1, in_units=16))
+    dense = gluon.nn.Dense(16, in_units=8, use_bias=False, activation="tanh")
+    net.add(dense, lbbsp_mx.SyncBatchNorm(in_channels=16), gluon.nn.Dense(1, in_units=16))
     net.initialize(mx.init.Xavier())
     trainer = lbbsp_mx.Trainer(
         net.collect_params(),
         "adam",
-        {"learning_rate": 0.01},
+        {"learning_rate": 0.01, "lr_scheduler": mx.lr_scheduler.FactorScheduler(4, 0.9)},
         global_batch_size=X,
         limit_seconds=limit_seconds(),
         seed=0,

@@ -23,9 +23,10 @@ class Fault(NamedTuple):
     """One fault.
 
     Args:
-        kind: "kill" (SIGKILL), "raise", "exit 0", "exit 3", "leave" (``os._exit(0)``), "freeze"
-            (SIGSTOP), "pause" (the same for some seconds), "spin" (an endless wait in Python, in
-            jobs with a limit) or "full disk" (of the files that are flushed to it).
+        kind: "kill" (SIGKILL), "term" (SIGTERM), "raise", "exit 0", "exit 3", "leave"
+            (``os._exit(0)``), "freeze" (SIGSTOP), "pause" (the same for some seconds), "spin" (an
+            endless wait in Python, in jobs with a limit) or "full disk" (of the files that are
+            flushed to it).
         phase: Place in the script: "start", "step" or "end".
         rank: Worker.
         step: Global step, in the phase "step".
@@ -69,8 +70,8 @@ class Injector:
         if fault is None or (fault.phase, fault.step) != (phase, step):
             return
         print(f"FAULT {time.time()}", flush=True)
-        if fault.kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if fault.kind in ("kill", "term"):
+            os.kill(os.getpid(), getattr(signal, f"SIG{fault.kind.upper()}"))
         elif fault.kind == "raise":
             raise RuntimeError("injected")
         elif fault.kind == "leave":

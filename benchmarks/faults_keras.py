@@ -36,9 +36,12 @@ def train(folder: Path) -> None:
     )
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        dense = [keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.layers.Input((8,)), *dense])
-        model.compile(keras.optimizers.Adam(0.01), "mse")
+        layers = keras.layers
+        model = keras.Sequential([layers.Input((8,)), layers.Dense(16, "tanh", use_bias=False)])
+        model.add(layers.BatchNormalization(synchronized=True))
+        model.add(layers.Dense(1))
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 4, 0.9)
+        model.compile(keras.optimizers.Adam(schedule), "mse")
     samples = ReadSamples(folder, injector.attempt, rank)
 
     class Steps(keras.callbacks.Callback):
