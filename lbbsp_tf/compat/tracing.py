@@ -56,9 +56,11 @@ def attributes_kept(train_step: Callable[[Nest], Nest]) -> Iterator[None]:
     dicts = [*map(vars, layers), *(each for each in values if isinstance(each, dict))]
     lists = [each for each in values if isinstance(each, list)]
     before = [*map(dict, dicts)], [*map(list, lists)]
-    yield
-    for each, entries in zip(dicts, before[0], strict=True):
-        each.update(entries)
-    for each, elements in zip(lists, before[1], strict=True):
-        if [*map(id, each)] != [*map(id, elements)]:
-            each[:] = elements
+    try:
+        yield
+    finally:
+        for each, entries in zip(dicts, before[0], strict=True):
+            each.update(entries)
+        for each, elements in zip(lists, before[1], strict=True):
+            if [*map(id, each)] != [*map(id, elements)]:
+                each[:] = elements
