@@ -108,12 +108,19 @@ def read_regular(path: str | Path) -> bytes:
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > (most := int(os.environ.get("LBBSP_LARGEST_FILE", 1 << 31))):
+        if size > (most := _largest()):
             raise ValueError(
                 f"{path} has {size:,} bytes, more than {most:,}: if that is right, set "
                 f"LBBSP_LARGEST_FILE={size} in the environment"
             )
         return file.read()
+
+
+def _largest() -> int:
+    text = os.environ.get("LBBSP_LARGEST_FILE", "") or str(1 << 31)
+    if not text.isdecimal():
+        raise ValueError(f"LBBSP_LARGEST_FILE must be a number of bytes, got {text!r}")
+    return int(text)
 
 
 def is_file_name(text: str, suffix: str) -> bool:

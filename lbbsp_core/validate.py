@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Collection
 from pathlib import Path
+from unicodedata import category
 
 
 def require_positive(name: str, value: float) -> float:
@@ -143,10 +144,14 @@ def printable(text: str) -> str:
     r"""Returns a text, of one or more lines, without what a terminal interprets.
 
     Example:
-        >>> printable("a\x1b[31m\nb")
+        >>> printable("a\x1b[31m\n\u202eb")
         'a?[31m\nb'
     """
-    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
+    width_0 = "Cf"  # marks of direction and joiners: with a "?", columns would not fit
+    return "".join(
+        each if each.isprintable() or each == "\n" else "?" * (category(each) != width_0)
+        for each in text
+    )
 
 
 def one_line(text: str, longest: int = 80) -> str:

@@ -148,7 +148,7 @@ class Sharing:
                     "normalisation, means over tokens and metrics written by hand do"
                 )
             if isinstance(error, InaccessibleTensorError):
-                return f"{name} reads a tensor after apply that it keeps outside of its layers"
+                return f"{name} reads a tensor after apply that no attribute of a layer keeps"
             return f"{name} fails on a part of a batch: {error}"
         if part.applied > 1:
             return f"{name} applies gradients {part.applied} times"

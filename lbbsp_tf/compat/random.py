@@ -41,7 +41,8 @@ class Noise:
     def draw(self, function: Method, shape: Nest, *args: Nest, **kw: Nest) -> tf.Tensor:
         """Draws an array, which has no axis of samples if its shape is fixed."""
         is_eager = tf.executing_eagerly()
-        shape = shape if is_eager else tf.convert_to_tensor(shape, tf.int32)
+        if not (is_eager or tf.is_tensor(shape)):
+            shape = tf.convert_to_tensor(shape, tf.int32)
         fixed = not is_eager and constant_value_as_shape(shape).is_fully_defined()
         with replaced(self, "_has_samples", not fixed):
             return function(shape, *args, **kw)

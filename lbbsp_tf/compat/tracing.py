@@ -53,14 +53,14 @@ def attributes_kept(train_step: Callable[[Nest], Nest]) -> Iterator[None]:
     model = getattr(train_step, "__self__", None)
     layers = list(model._flatten_layers()) if isinstance(model, keras.Model) else []
     values = [value for layer in layers for value in vars(layer).values()]
-    dicts = [*map(vars, layers), *(each for each in values if isinstance(each, dict))]
-    lists = [each for each in values if isinstance(each, list)]
+    dicts = [*map(vars, layers), *(each for each in values if issubclass(type(each), dict))]
+    lists = [each for each in values if issubclass(type(each), list)]
     before = [*map(dict, dicts)], [*map(list, lists)]
     try:
         yield
     finally:
         for each, entries in zip(dicts, before[0], strict=True):
-            each.update(entries)
+            dict.update(each, entries)  # without Keras's tracking
         for each, elements in zip(lists, before[1], strict=True):
             if [*map(id, each)] != [*map(id, elements)]:
-                each[:] = elements
+                list.__setitem__(each, slice(None), elements)

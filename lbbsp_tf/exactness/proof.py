@@ -76,8 +76,8 @@ def prove(
     except tf.errors.InvalidArgumentError:
         _check_any_size(train_step, partial(trials, one_replica=True, rows=_OTHER))
         raise
-    if not any(split.is_finite for split in splits):
-        splits = alone.noisy_splits() or splits  # the same noise may choose no sample at all
+    noisy = [] if any(split.is_finite for split in splits) else alone.noisy_splits()
+    splits = noisy or splits  # the same noise may choose no sample at all
     whole = splits[0].whole.sketches
     if not whole:
         return Refusal(
@@ -109,7 +109,7 @@ def prove(
         _warn_of("zero")
     calls = range(len(whole))
     compared = [Comparison(precision, finite, k) for k in calls]
-    again = alone.again().sketches
+    again = alone.again(is_noisy=bool(noisy)).sketches
     if not all(compared[k].repeats(whole[k], again[k]) for k in calls):
         logger.warning(
             "%s draws random numbers in another way than by keras.random or tf.random (NumPy, a "

@@ -203,9 +203,9 @@ class Trials:
             for cut in (max(1, rows // fraction) for fraction in fractions)
         ]
 
-    def again(self) -> Trial:
-        """Tries the step on the batch once more."""
-        return self._try(_AS_IT_IS, 0, self._rows)
+    def again(self, *, is_noisy: bool) -> Trial:
+        """Tries the step on the batch once more, as in `splits` or `noisy_splits`."""
+        return self._try(_NOISY if is_noisy else _AS_IT_IS, 0, self._rows)
 
     def scaled_split(self) -> Split:
         """Tries the step with gradients with respect to variables multiplied by a large number."""

@@ -41,11 +41,16 @@ _owners: dict[Path, weakref.ref[Checkpoints]] = {}  # by folder; also of those t
 _STATE: Final = {"fits", "place", "session", "callbacks", "model"}
 
 
+def _is_rate(setting: str) -> bool:
+    """Returns whether a setting is a learning rate, which an optimizer keeps in a variable."""
+    return setting.partition(" ")[0].rpartition(".")[2] == "learning_rate"
+
+
 def _which_counts(setting: str) -> str:
-    if setting.startswith("learning_rate "):
+    if _is_rate(setting):
         return (
             "the value in the checkpoint counts; to take another one, assign "
-            "model.optimizer.learning_rate in on_epoch_begin of a callback"
+            "the optimizer's learning_rate in on_epoch_begin of a callback"
         )
     return "the value in the script counts; to take the other one, change it back"
 
@@ -112,6 +117,8 @@ class Checkpoints:
         self._facts = {**self._session.facts(), **self._state.facts()}
         self._place = Place(self._place.fit + 1, 0, 0)
         settings: Json = self._state.settings()
+        if self._fits:  # only those of the running fit are read
+            self._fits[-1].pop("settings")
         self._fits.append({"facts": self._facts, "history": None, "settings": settings})
         self._resumed, self._initial_epoch = None, model._initial_epoch
         check_states(self._session.balancer)
@@ -253,7 +260,10 @@ class Checkpoints:
         before = found.state["fits"][place.fit]
         self._restore_history(before)
         if self._session.rank == 0:
-            warn_of_changes(before.get("settings", {}), self._fits[-1]["settings"], _which_counts)
+            here = self._fits[-1]["settings"]
+            if place.fit:  # a fit that was skipped would have changed the rates
+                here = {name: each for name, each in here.items() if not _is_rate(name)}
+            warn_of_changes(before.get("settings", {}), here, _which_counts)
         self._model._initial_epoch = epochs if place.finished else place.epoch
         self._place, self._resumed = place, found
         self._say(

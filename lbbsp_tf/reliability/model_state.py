@@ -52,8 +52,9 @@ class ModelState:
         configs = {}
         for name, owner in owners.items():
             with suppress(Exception):  # a class of the user need not have one
-                configs[name] = {k: v for k, v in owner.get_config().items() if k != "name"}
-        return settings_of(configs)
+                configs[name] = owner.get_config()
+        found = settings_of(configs)  # the names of layers are counted
+        return {name: each for name, each in found.items() if not re.match(r"(.*\.)?name ", name)}
 
     def check_optimizers(self, applied: Iterable[keras.optimizers.Optimizer]) -> None:
         """Raises ValueError if a state has not all optimizers that the steps apply."""

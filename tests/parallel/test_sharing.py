@@ -19,7 +19,7 @@ EXPECTED = {
     "no_fraction": 'share_work must be True, False, "auto", or a fraction of each step from 0.01 '
     "to 0.8, got 0.9",
     "dropout": "no error",
-    "kept_outside": "reads a tensor after apply that it keeps outside of its layers",
+    "kept_outside": "reads a tensor after apply that no attribute of a layer keeps",
 }
 
 

@@ -81,13 +81,15 @@ def same(one, other):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_a_script_with_two_fits_skips_the_first_and_continues_the_second(tmp_path, capsys):
+def test_a_script_with_two_fits_skips_the_first_and_continues_the_second(tmp_path, capsys, caplog):
+    def rate_falls(built):
+        built.optimizer.learning_rate = 0.5
+
     def script(folder, first, second):
         it, built, histories = balancer(folder), model(), []
         for seed, counter in ((1, first), (2, second)):
-            fit(it, built, counter, seed=seed)
+            fit(it, built, counter, Counter(1, rate_falls), seed=seed)
             histories.append((built.history.epoch, built.history.history))
-            built.optimizer.learning_rate = 0.5
         return built, histories
 
     whole, histories = script(tmp_path / "whole", Counter(), Counter())
@@ -99,6 +101,7 @@ def test_a_script_with_two_fits_skips_the_first_and_continues_the_second(tmp_pat
     assert its_histories == histories
     assert (first.steps, second.steps) == (0, 2 * STEPS - 6)
     assert "fit 0 of the script (counted from 0) is skipped" in capsys.readouterr().out
+    assert "in the script now" not in caplog.text
 
 
 def test_what_the_script_has_changed_since_the_checkpoint_is_told(tmp_path, caplog):

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lbbsp_tf import compat
+from lbbsp_tf.compat.random import Noise, noise_of
 from lbbsp_tf.exactness.proof import Refusal, prove
 from lbbsp_tf.step.train_step import TrainStep, Weighting
 
@@ -212,6 +213,25 @@ GENERATOR = tf.random.Generator.from_seed(1)
 def test_a_generator_that_goes_on_by_samples_is_named():
     model = Noisy(lambda rows: GENERATOR.normal((rows, COLUMNS)), False)
     check(model, "Noisy.train_step draws from a tf.random.Generator, which goes on by the samples")
+
+
+@pytest.mark.parametrize("kind", [tf.int32, tf.int64])
+def test_noise_without_samples_is_the_same_on_all_replicas(kind):
+    @tf.function(autograph=False)
+    def draw(rows, rank):
+        with noise_of(Noise(rank)):
+            return keras.random.normal((3,)), keras.random.normal(tf.stack([rows]))
+
+    keras.utils.set_random_seed(0)
+    drawn = []
+    for rank in range(2):
+        state = compat.global_random_state()
+        before = tf.identity(state.value)
+        drawn.append(draw(tf.constant(3, kind), rank))
+        state.assign(before)
+    (fixed, by_sample), (others, by_other_sample) = drawn
+    np.testing.assert_array_equal(fixed, others)
+    assert (by_sample.numpy() != by_other_sample.numpy()).all()
 
 
 def candidates(rows):

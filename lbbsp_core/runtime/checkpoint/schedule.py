@@ -91,11 +91,15 @@ class CheckpointSchedule:
     def begin_step(self) -> None:
         """Begins a step, after which this worker leaves if one was asked to before the last ended.
 
-        It does not leave now, when a part of the step may already have changed the model.
+        It does not leave now, when a part of the step may already have changed the model; but if
+        the step before has not ended, which is a script's way to leave an update out, it does.
         """
         with self._copying:
             pass  # a step must not change the state that a thread still copies
-        self._leaves = self.regular and self._is_preempted
+        is_asked = self.regular and self._is_preempted
+        if is_asked and self._leaves:
+            self.leave()
+        self._leaves = is_asked
 
     def end_step(self, completed: int, *, ends_epoch: bool = False) -> None:
         """Leaves if asked; writes a checkpoint if one is due after so many steps."""

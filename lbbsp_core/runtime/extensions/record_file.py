@@ -25,7 +25,7 @@ class Recording(StepExtension):
             self._record = open_record(path, header())
             self.session.observers.append(self._record.write)
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Writes what is left of the lines of a training."""
         if self._record is not None:
             self._record.flush()

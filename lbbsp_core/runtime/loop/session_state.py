@@ -64,26 +64,37 @@ def check_same_job(where: object, saved: Mapping[str, Json], here: Mapping[str, 
 
 
 def settings_of(owners: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    """Returns the settings among the attributes of objects: numbers, texts, flags and None."""
+    """Returns the settings among the attributes of objects: numbers, texts, flags and None.
+
+    Those of nested dictionaries are included, with the path to each.
+    """
     return {
         f"{name} of {owner}": repr(value)
         for owner, attributes in owners.items()
-        for name, value in attributes.items()
+        for name, value in _flat(attributes)
         if value is None or isinstance(value, bool | int | float | str)
     }
+
+
+def _flat(attributes: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in attributes.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
 
 
 def warn_of_changes(
     saved: Mapping[str, str], here: Mapping[str, str], which: Callable[[str], str]
 ) -> None:
-    """Warns of each setting with which a script now begins otherwise than in a checkpoint.
+    """Warns of each setting with which a training now begins otherwise than in a checkpoint.
 
     `which` is called with the name of a setting, and says which of both counts, and the remedy.
     """
     for name, value in here.items():
         if saved.get(name, value) != value:
             logger.warning(
-                "%s is %s in the script now, and was %s when the checkpoint was written: %s",
+                "%s is %s in the script now, and was %s when the training began: %s",
                 name,
                 value,
                 saved[name],
@@ -217,4 +228,5 @@ def _policy_text(balancer: Balancer) -> str:
 
 def _predictor_text(balancer: Balancer) -> str:
     names = ", ".join(balancer.driver_names)
-    return f"{described(balancer.estimator.predictor)} {balancer.cost_shape!r} of {names}"
+    text = f"{described(balancer.estimator.predictor)} {balancer.cost_shape!r}"
+    return f"{text} of {names}" if names else text

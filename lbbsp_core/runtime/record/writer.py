@@ -23,7 +23,7 @@ _ENDS = {0: FINISHED, 128 + signal.SIGINT: INTERRUPTED, LEFT: INTERRUPTED}
 
 
 MOST_WAITING_BYTES = 1 << 26
-_PATIENCE_SECONDS = 5.0  # with a file that takes nothing, when the run ends
+_PATIENCE_SECONDS = 5.0  # with a file that takes nothing, once
 
 
 class RunRecord:
@@ -38,7 +38,7 @@ class RunRecord:
     """
 
     def __init__(self, path: str | Path, header: RunHeader) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the thread opens it
         self._end: str | None = None
         self._has_failed = False
         self._given = self._taken = 0  # bytes
@@ -72,12 +72,13 @@ class RunRecord:
         """Waits until all lines are written, for some seconds."""
         done = threading.Event()
         self._lines.put(done)
-        done.wait(_PATIENCE_SECONDS * self._thread.is_alive())
+        if self._thread.is_alive() and not self._has_failed and not done.wait(_PATIENCE_SECONDS):
+            self._give_up("it takes nothing")
 
     def close(self) -> None:
         """Writes what is left, and closes the file."""
         self._lines.put(None)
-        self._thread.join(_PATIENCE_SECONDS)
+        self._thread.join(0.0 if self._has_failed else _PATIENCE_SECONDS)
 
     def _give_up(self, why: str) -> None:
         if not self._has_failed:

@@ -61,6 +61,16 @@ def test_all_leave_with_a_checkpoint_in_a_step_or_after_an_epoch(tmp_path, asked
     assert written(tmp_path) == ([] if rank else [step])
 
 
+def test_a_step_that_a_script_does_not_end_is_left_in_the_next_one(tmp_path):
+    training = Training(tmp_path, 100)
+    training.train(3)
+    training.session.preempted = True
+    training.schedule.begin_step()
+    with pytest.raises(SystemExit):
+        training.schedule.begin_step()
+    assert written(tmp_path) == [3]
+
+
 def test_a_state_that_cannot_be_saved_is_said_to_be_missing(tmp_path):
     training = Training(tmp_path, 100)
     training.collect = training.schedule.collect = lambda writes: None
