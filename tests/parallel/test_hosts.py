@@ -229,7 +229,7 @@ def test_a_host_may_refuse_a_connection_or_greet_without_a_line(script, run, mon
 def test_what_a_host_lacks_is_named(script, run, capfd, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     command = script("")
-    assert run[0](command, devices="0,1") == 2
+    assert run[0](command, devices="0,1", env=["CUDA_VISIBLE_DEVICES"]) == 2
     assert "CUDA_VISIBLE_DEVICES = '-1', got " in capfd.readouterr().err.splitlines()[-1]
 
 
