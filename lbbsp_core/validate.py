@@ -155,8 +155,13 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, longest: int = 80) -> str:
-    """Returns a printable text on one line, cut off."""
-    return printable(text[:longest]).replace("\n", "?")
+    r"""Returns a text on one line, cut off, without what a terminal interprets.
+
+    Example:
+        >>> one_line("a\x1b[31m\nb")
+        'a?[31m?b'
+    """
+    return "".join(each if each.isprintable() else "?" for each in text[:longest])
 
 
 def shortened(value: object) -> str:

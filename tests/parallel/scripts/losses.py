@@ -152,12 +152,13 @@ class NoGradients(OwnStep):
 
 
 class Draws(OwnStep):
-    """Keeps the noise that it draws."""
+    """Keeps the noise that it draws for its first sample."""
 
     drawn: ClassVar[list[float]] = []
 
     def train_step(self, data):
-        tf.numpy_function(lambda x: self.drawn.append(float(x)), [keras.random.uniform(())], [])
+        noise = keras.random.uniform(tf.shape(data[0])[:1])
+        tf.numpy_function(lambda x: self.drawn.append(float(x)), [noise[0]], [])
         return super().train_step(data)
 
 
