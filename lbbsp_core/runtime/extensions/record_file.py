@@ -25,11 +25,6 @@ class Recording(StepExtension):
             self._record = open_record(path, header())
             self.session.observers.append(self._record.write)
 
-    def flush(self) -> None:
-        """Writes what is left of the lines of a training."""
-        if self._record is not None:
-            self._record.flush()
-
     def plan(self, *, epochs: int | None = None, steps: int | None = None) -> None:
         """Records when the training that begins will end: after epochs of the order, or steps."""
         self._planned = epochs, steps

@@ -21,16 +21,15 @@ logger = logging.getLogger("lbbsp.record")
 
 _ENDS = {0: FINISHED, 128 + signal.SIGINT: INTERRUPTED, LEFT: INTERRUPTED}
 
-
-MOST_WAITING_BYTES = 1 << 26
-_PATIENCE_SECONDS = 5.0  # with a file that takes nothing, once
+_PATIENCE_SECONDS = 10.0  # with a file that takes nothing, once
 
 
 class RunRecord:
-    """Appends lines to ``run.jsonl`` in a thread, each of them at once.
+    """Appends lines to ``run.jsonl``; the file is complete after every line.
 
-    An existing record is continued with a new header. A record that cannot be written, or takes
-    nothing for a long time, is reported once, in a warning, and never stops the training.
+    A thread writes them, which may stall without the training. An existing record is continued with
+    a new header. A record that cannot be written, or takes nothing for some seconds, is reported
+    once, in a warning, and never stops the training.
 
     Args:
         path: File to append to. Its folder is created.
@@ -40,9 +39,8 @@ class RunRecord:
     def __init__(self, path: str | Path, header: RunHeader) -> None:
         self.path = Path(path).absolute()  # the thread opens it
         self._end: str | None = None
-        self._has_failed = False
-        self._given = self._taken = 0  # bytes
-        self._lines: SimpleQueue[bytes | threading.Event | None] = SimpleQueue()
+        self._is_open = True
+        self._lines: SimpleQueue[tuple[bytes, threading.Event] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="lbbsp-record", daemon=True)
         self._thread.start()
         self.write(header)
@@ -54,11 +52,11 @@ class RunRecord:
             ValueError: A number is not finite.
         """
         data = (json.dumps(to_json(line), allow_nan=False) + "\n").encode()
-        if self._given - self._taken > MOST_WAITING_BYTES:
-            self._give_up("it has taken nothing for many steps")
-        if not self._has_failed:
-            self._given += len(data)
-            self._lines.put(data)
+        if self._is_open:
+            done = threading.Event()
+            self._lines.put((data, done))
+            if not done.wait(_PATIENCE_SECONDS):
+                self._give_up("it takes nothing")
 
     def end(self, status: int) -> None:
         """Records how the run ends, by the exit status of this process; the last call counts."""
@@ -66,28 +64,25 @@ class RunRecord:
         if end != self._end:
             self._end = end
             self.write(EventLine(event=end, time=time.time()))
-            self.flush()
-
-    def flush(self) -> None:
-        """Waits until all lines are written, for some seconds."""
-        done = threading.Event()
-        self._lines.put(done)
-        if self._thread.is_alive() and not self._has_failed and not done.wait(_PATIENCE_SECONDS):
-            self._give_up("it takes nothing")
 
     def close(self) -> None:
-        """Writes what is left, and closes the file."""
+        """Closes the file."""
         self._lines.put(None)
-        self._thread.join(0.0 if self._has_failed else _PATIENCE_SECONDS)
+        if self._is_open:
+            self._is_open = False
+            self._thread.join(_PATIENCE_SECONDS)
 
     def _give_up(self, why: str) -> None:
-        if not self._has_failed:
-            self._has_failed = True
-            logger.warning(
-                "the run record %s cannot be written (%s): the training continues without it",
-                self.path,
-                why,
-            )
+        if self._is_open:
+            self._is_open = False
+            self._warn(why)
+
+    def _warn(self, why: str) -> None:
+        logger.warning(
+            "the run record %s cannot be written (%s): the training continues without it",
+            self.path,
+            why,
+        )
 
     # In the thread
 
@@ -97,16 +92,16 @@ class RunRecord:
             descriptor = self._open()
         except (OSError, ValueError) as error:  # also of a name that no file can have
             self._give_up(getattr(error, "strerror", None) or str(error))
-        while (data := self._lines.get()) is not None:
-            if isinstance(data, threading.Event):
-                data.set()
-            elif descriptor is not None and not self._has_failed:
+        while (given := self._lines.get()) is not None:
+            data, done = given
+            if descriptor is not None and self._is_open:
                 self._append(descriptor, data)
+            done.set()
         if descriptor is not None:
             try:
                 os.close(descriptor)
             except OSError as error:  # a network file system reports some failures only here
-                self._give_up(error.strerror or str(error))
+                self._warn(error.strerror or str(error))
 
     def _open(self) -> int:
         """Opens the file, and ends a line that an earlier run was writing when it was stopped."""
@@ -121,9 +116,7 @@ class RunRecord:
     def _append(self, descriptor: int, data: bytes) -> None:
         try:
             while data:
-                written = os.write(descriptor, data)
-                self._taken += written
-                data = data[written:]
+                data = data[os.write(descriptor, data) :]
         except OSError as error:
             self._give_up(error.strerror or str(error))
 
