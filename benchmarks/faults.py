@@ -9,8 +9,8 @@ named.
 ``faults.py restarts`` kills a random worker at random steps (``--fault term``: preempts it by
 SIGTERM), restarts the job from its checkpoint, and compares it with an unbroken run: the largest
 difference of a final weight or moving average, relative to the largest one, and the samples of
-every step. A quarter of the jobs continue with the survivors
-only. By hand, the newest checkpoint is damaged before every second restart.
+every step. A quarter of the jobs continue with the survivors only. By hand, the newest checkpoint
+is damaged before every second restart.
 """
 
 from __future__ import annotations

@@ -53,10 +53,5 @@ from lbbsp_tf.compat.state import (
     start_at_batch,
     stop_adding,
 )
-from lbbsp_tf.compat.tracing import (
-    attributes_kept,
-    current_graph,
-    fresh_traces,
-    plain_variable,
-)
+from lbbsp_tf.compat.tracing import attributes_kept, current_graph, fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Method, Nest, local, replaced

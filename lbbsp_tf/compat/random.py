@@ -47,7 +47,7 @@ class Noise:
         with replaced(self, "_has_samples", not fixed):
             return function(shape, *args, **kw)
 
-    def seed(self, draw: Method, generator: SeedGenerator, ordered: bool) -> tf.Tensor:
+    def seed(self, draw: Method, generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
         """Returns a seed; the first replica's are those of a single process.
 
         Those of noise without an axis of samples are the same for all replicas.
@@ -66,19 +66,9 @@ class Noise:
         return state + tf.cast(numbers * [1, _STRIDE], state.dtype)
 
 
-def _seed_of(
-    noise: Noise, draw: Method, generator: SeedGenerator, ordered: bool = True
-) -> tf.Tensor:
-    return noise.seed(draw, generator, ordered)
-
-
-def _drawn(noise: Noise, function: Method, shape: Nest, *args: Nest, **kw: Nest) -> tf.Tensor:
-    return noise.draw(function, shape, *args, **kw)
-
-
 _OF_A_SHAPE = ("beta", "binomial", "gamma", "normal", "randint", "truncated_normal", "uniform")
 noise_of = PerThread(
-    (SeedGenerator, "next", _seed_of), *((backend, name, _drawn) for name in _OF_A_SHAPE)
+    (SeedGenerator, "next", Noise.seed), *((backend, name, Noise.draw) for name in _OF_A_SHAPE)
 )
 """Context in which a replica draws noise of its own, a `Noise`, from the shared states."""
 

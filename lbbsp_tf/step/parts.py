@@ -18,14 +18,7 @@ import tensorflow as tf
 from lbbsp_core.order import Indices
 from lbbsp_core.runtime.extensions.work_sharing import StepClaims, WorkSharing
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_tf.compat import (
-    Gradient,
-    Gradients,
-    Nest,
-    attributes_kept,
-    replaced,
-    without_outputs,
-)
+from lbbsp_tf.compat import Gradient, Gradients, Nest, attributes_kept, replaced, without_outputs
 from lbbsp_tf.compat.random import Noise, noise_of
 from lbbsp_tf.data.dataset import Pipeline
 from lbbsp_tf.exchange.claims import Counters

@@ -322,7 +322,6 @@ def test_the_record_holds_samples_work_and_the_seconds_predicted_for_it(tmp_path
     record, receive = open_record(tmp_path, header), balancers[0].receive
     balancers[0].receive = lambda *step: record.write(receive(*step).line())
     shares = run(balancers, [0.01, 0.03], 30)
-    record.close()
     lines = read_run(tmp_path).steps
     assert [(line.sizes, line.work) for line in lines] == [each[1:] for each in shares]
     for line in lines[5:]:

@@ -72,16 +72,16 @@ class RunRecord:
             self._is_open = False
             self._thread.join(_PATIENCE_SECONDS)
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: object) -> None:
         if self._is_open:
             self._is_open = False
             self._warn(why)
 
-    def _warn(self, why: str) -> None:
+    def _warn(self, why: object) -> None:
         logger.warning(
             "the run record %s cannot be written (%s): the training continues without it",
             self.path,
-            why,
+            getattr(why, "strerror", None) or why,
         )
 
     # In the thread
@@ -91,7 +91,7 @@ class RunRecord:
         try:
             descriptor = self._open()
         except (OSError, ValueError) as error:  # also of a name that no file can have
-            self._give_up(getattr(error, "strerror", None) or str(error))
+            self._give_up(error)
         while (given := self._lines.get()) is not None:
             data, done = given
             if descriptor is not None and self._is_open:
@@ -101,7 +101,7 @@ class RunRecord:
             try:
                 os.close(descriptor)
             except OSError as error:  # a network file system reports some failures only here
-                self._warn(error.strerror or str(error))
+                self._warn(error)
 
     def _open(self) -> int:
         """Opens the file, and ends a line that an earlier run was writing when it was stopped."""
@@ -118,7 +118,7 @@ class RunRecord:
             while data:
                 data = data[os.write(descriptor, data) :]
         except OSError as error:
-            self._give_up(error.strerror or str(error))
+            self._give_up(error)
 
 
 def open_record(path: str | Path, header: RunHeader) -> RunRecord:

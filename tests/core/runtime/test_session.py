@@ -334,7 +334,6 @@ def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatc
         session.start({})
         for _ in range(3):
             step(session, collectives)
-        session.close()
 
     names = [("memory_percent",), ("memory_percent", "runnable")]
     run(
