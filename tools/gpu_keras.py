@@ -74,14 +74,27 @@ class Cycle:
         return FixedState(self.plans[(observation.step + 1) % len(self.plans)])
 
 
-def ring() -> Any:
+def ring(bytes_per_pack: int = 0) -> Any:
     """Returns the strategy of a worker that shares its GPU with others."""
     import tensorflow as tf
 
     options = tf.distribute.experimental.CommunicationOptions(
-        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+        bytes_per_pack, None, tf.distribute.experimental.CommunicationImplementation.RING
     )
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def halves(memory_megabytes: int) -> Any:
+    """Returns a strategy with two logical devices of this process."""
+    import tensorflow as tf
+
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    options = {"memory_limit": memory_megabytes} if kind == "GPU" else {}
+    device = tf.config.list_physical_devices(kind)[0]
+    half = tf.config.LogicalDeviceConfiguration(**options)
+    tf.config.set_logical_device_configuration(device, [half, half])
+    cross = tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy([f"{kind}:0", f"{kind}:1"], cross_device_ops=cross)
 
 
 def convnet(scale: Scale) -> Any:
@@ -300,6 +313,30 @@ def check_exact(scale: Scale) -> None:
         print_difference("exact", f"{kind}, one process twice", whole()[1], start, first)
 
 
+def check_exact_buckets(scale: Scale) -> None:
+    """Compares the weights if gradients travel in buckets of a few kilobytes."""
+    import tensorflow as tf
+
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    balancer, found = uneven(ring(bytes_per_pack=4096), record=record_of("buckets"))
+    if balancer.rank == 0:
+        start, reference = whole()
+        print_difference("exact-buckets", "float32, buckets of 4 KiB", found, start, reference)
+        print_hidden("exact-buckets", "float32, buckets of 4 KiB", record_of("buckets"))
+
+
+def check_exact_mirrored(scale: Scale) -> None:
+    """Compares the weights of two logical devices of this process with those of one."""
+    import tensorflow as tf
+
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    strategy = halves(8000)
+    for name, normalised in (("float32", False), ("float32, synchronised normalisation", True)):
+        _, found = uneven(strategy, normalised=normalised)
+        start, reference = whole(normalised)
+        print_difference("exact-mirrored", name, found, start, reference)
+
+
 def check_restart(scale: Scale) -> None:
     """Kills worker 1 in the second epoch; compares the weights with those of one process."""
     import keras
@@ -328,6 +365,53 @@ def check_restart(scale: Scale) -> None:
 
 
 # Times
+
+
+def record_of(name: str) -> Path:
+    """Returns the file of a run record."""
+    return Path(os.environ["LBBSP_CHECKS"], f"{name}.jsonl")
+
+
+def print_hidden(check: str, figure: str, record: Path) -> None:
+    """Prints in how many steps gradients were sent while others were computed, and how long."""
+    from lbbsp_core import read_run
+
+    hidden = [step.hidden_seconds for step in read_run(record).steps]
+    print_row(check, f"{figure}: steps that hide", f"{sum(map(bool, hidden))} of {len(hidden)}")
+    print_row(check, f"{figure}: hidden, median", 1e3 * median(hidden), "ms")
+
+
+def check_sharing(scale: Scale) -> None:
+    """Compares steps with and without work sharing if worker 1 rests at random."""
+    import lbbsp_tf
+
+    strategy = ring()
+    rank = strategy.cluster_resolver.task_id
+    net, size, steps = "convnet", scale.even, 4 * scale.steps[0]
+    data = samples(net, scale, 2 * size)
+    usual = median(trained_alone(compiled(net, scale), data, [size] * 12)[6:])
+    for name, share in (("alone", False), ("auto", "auto"), ("half", 0.5)):
+        random = np.random.default_rng(0)
+
+        def rest(_: int, count: int, random: Any = random) -> float:
+            return rank * 4 * usual * count / size * float(random.random() < 0.3)
+
+        record = record_of(name)
+        balancer = lbbsp_tf.LoadBalancer(
+            strategy, 2 * size, record=record, share_work=share, granularity=size // 4
+        )
+        with strategy.scope():
+            model = compiled(net, scale, rest=rest)
+        model.fit(balancer.dataset(*data, steps_per_epoch=steps), steps_per_epoch=steps,
+                  callbacks=[balancer], verbose=0)  # fmt: skip
+        if rank == 0:
+            from lbbsp_core import read_run
+
+            late = read_run(record).steps[steps // 2 :]
+            mean = float(np.mean([s.wall_seconds for s in late]))
+            print_row("sharing", f"{name}: step in the second half, mean", 1e3 * mean, "ms")
+            print_row("sharing", f"{name}: plans", sorted({s.sizes for s in late})[:4], "samples")
+            print_hidden("sharing", name, record)
 
 
 def check_busy_time(scale: Scale) -> None:
@@ -411,6 +495,7 @@ def check_balance(scale: Scale) -> None:
             plans = [s.sizes for s in found]
             changes = [i for i, (a, b) in enumerate(itertools.pairwise(plans), 1) if a != b]
             label = f"{name}, autotuning {tuned}"
+            print_hidden("balance", label, record)
             print_row("balance", f"{label}: last plan", plans[-1], "samples")
             print_row("balance", f"{label}: step after step 20, mean",
                       1e3 * float(np.mean([s.wall_seconds for s in late])), "ms")  # fmt: skip
@@ -496,6 +581,68 @@ def check_memory(scale: Scale) -> None:
         print_row("memory", f"after steps with {size}", used(), "%")
 
 
+def check_memory_bound(scale: Scale) -> None:
+    """Trains beside memory that is taken, while worker 1 rests, so that worker 0 should get more.
+
+    The bound is for a GPU of its own; here both workers fill the same one.
+    """
+    import tensorflow as tf
+
+    import lbbsp_tf
+    from lbbsp_core import read_run
+
+    strategy = ring()
+    rank = strategy.cluster_resolver.task_id
+    taken = []
+    if tf.config.list_physical_devices("GPU") and rank:
+        with tf.device("/GPU:0"):
+            taken = [tf.zeros(2**30, tf.uint8) for _ in range(100)]  # GiB
+    steps, record = 2 * scale.steps[0], record_of("bound")
+    data = samples("convnet", scale, 8 * scale.even)
+    balancer = lbbsp_tf.LoadBalancer(strategy, 8 * scale.even, record=record)
+    with strategy.scope():
+        model = compiled("convnet", scale, rest=lambda _, size: 0.001 * rank * size)
+    model.fit(balancer.dataset(*data, steps_per_epoch=steps), steps_per_epoch=steps,
+              callbacks=[balancer], verbose=0)  # fmt: skip
+    if rank == 0:
+        found = read_run(record).steps
+        used = [line.drivers.get("gpu_memory_percent", (None,))[0] for line in found]
+        print_row("memory-bound", "GiB that worker 1 has taken", len(taken) or 100)
+        print_row("memory-bound", "memory in use, first and last", (used[0], used[-1]), "%")
+        plans = [step.sizes for step in found]
+        changes = [i for i, (a, b) in enumerate(itertools.pairwise(plans), 1) if a != b]
+        print_row("memory-bound", "plans", [plans[0], *(plans[i] for i in changes)][:12])
+
+
+def profiled_step(batch: int) -> None:
+    """Trains a step of the convolutional net, in the process of lbbsp's profiler."""
+    scale = QUICK if os.environ.get("LBBSP_QUICK") else FULL
+    if not STEP:
+        STEP.append(compiled("convnet", scale))
+    x, y = samples("convnet", scale, batch)
+    STEP[0].train_on_batch(x, y)
+
+
+STEP: list[Any] = []
+
+
+def check_profile(scale: Scale) -> None:
+    """Profiles a step of Keras, as ``lbbsp profile`` does."""
+    from lbbsp_core.profiler import BatchSweep, profile_step
+
+    os.environ["LBBSP_QUICK"] = "" if scale is FULL else "1"
+    sweep = BatchSweep(max_batch=8 * scale.even, rounds=1)
+    found = profile_step(f"{__file__}:{profiled_step.__name__}", sweep=sweep, timeout=120.0)
+    print_row("profile", "device", found.device)
+    for point in found.points:
+        print_row("profile", f"step with {point.batch}", 1e3 * point.seconds, "ms")
+    for name, fit in found.fits.items():
+        error = "unknown" if fit.cv_error is None else 100 * fit.cv_error
+        print_row("profile", f"error of {fit}{', best' * (name == found.best)}", error, "%")
+    for note in found.notes:
+        print_row("profile", "note", note)
+
+
 def check_too_large(scale: Scale) -> None:
     """Trains with a batch that does not fit into the GPU of worker 1."""
     import tensorflow as tf
@@ -518,19 +665,9 @@ def check_too_large(scale: Scale) -> None:
 
 def check_mirrored(scale: Scale) -> None:
     """Trains on two unequal logical devices of this process."""
-    import tensorflow as tf
-
     import lbbsp_tf
 
-    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    device = tf.config.list_physical_devices(kind)[0]
-    halves = [
-        tf.config.LogicalDeviceConfiguration(**({"memory_limit": 16000} if kind == "GPU" else {}))
-        for _ in range(2)
-    ]
-    tf.config.set_logical_device_configuration(device, halves)
-    cross = tf.distribute.ReductionToOneDevice()
-    strategy = tf.distribute.MirroredStrategy([f"{kind}:0", f"{kind}:1"], cross_device_ops=cross)
+    strategy = halves(16000)
     size, steps = scale.even, scale.steps[0] * 3
     x, y = samples("convnet", scale, 2 * size)
 
@@ -564,6 +701,8 @@ OFF = {"TF_CUDNN_USE_AUTOTUNE": "0"}
 CHECKS = {
     "versions": Check(versions),
     "exact": Check(check_exact, 2),
+    "exact-buckets": Check(check_exact_buckets, 2),
+    "exact-mirrored": Check(check_exact_mirrored),
     "restart": Check(check_restart, 2, restarts=1),
     "busy-time": Check(check_busy_time, 2),
     "first-uses-off": Check(check_first_uses, env=OFF),
@@ -571,9 +710,12 @@ CHECKS = {
     "balance": Check(check_balance, 2),
     "balance-off": Check(check_balance, 2, OFF),
     "own-time": Check(check_own_time, 2),
+    "sharing": Check(check_sharing, 2),
     "memory": Check(check_memory),
+    "memory-bound": Check(check_memory_bound, 2),
     "too-large": Check(check_too_large, 2, fails=True),
     "mirrored": Check(check_mirrored),
+    "profile": Check(check_profile),
     "first-uses-half": Check(lambda scale: check_first_uses(scale, kind="mixed_float16")),
     "first-uses-jit": Check(lambda scale: check_first_uses(scale, jit=True)),
 }
