@@ -14,7 +14,6 @@ import os
 import random
 import runpy
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 os.environ |= {"KERAS_BACKEND": "tensorflow", "MPLBACKEND": "Agg", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -24,35 +23,15 @@ import corpus_data
 import keras
 import numpy as np
 import tensorflow as tf
+from changing_plans import Cycle
 from corpus_process import report, stand_in
 
 import lbbsp_tf
-from lbbsp_core.policy import FixedState
 
 EPOCHS = 2
 SHARES = (0.75, 0.6, 0.1)  # of the first worker, in turn
 ABSENT = ("imageio", "IPython", "IPython.display", "ipywidgets", "seaborn", "tensorflow_docs",
           "tensorflow_docs.vis", "tqdm")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """Policy whose plan changes every step, whatever is measured."""
-
-    uses_costs = False
-    is_static = False
-    needs_common_steps = True
-    accepts_narrower_limits = False
-
-    plans: tuple[tuple[int, ...], ...]
-
-    def init(self, cluster: object) -> FixedState:
-        """Returns the first plan."""
-        return FixedState(self.plans[0])
-
-    def update(self, state: FixedState, cluster: object, observation: object) -> FixedState:
-        """Returns the next plan."""
-        return FixedState(self.plans[(observation.step + 1) % len(self.plans)])
 
 
 def uneven_plans(global_batch_size: int, workers: int) -> tuple[tuple[int, ...], ...]:

@@ -1,28 +1,27 @@
-"""Measures Keras with lbbsp on a machine with an NVIDIA GPU, and prints rows of a table.
+"""Checks of Keras with lbbsp, for `tools/gpu_checks.py`.
 
-    PYTHONPATH=.:benchmarks python tools/gpu_keras.py --out FOLDER
-    PYTHONPATH=.:benchmarks python tools/gpu_keras.py --quick     # a try on a CPU
-
-It needs TensorFlow, Keras and nvidia-ml-py. Each check has processes of its own; those of two
-workers share the GPU, and exchange gradients by TensorFlow's ring instead of NCCL, which refuses
-two workers on a GPU. A worker that must compute undisturbed has a partner that waits first.
+Two workers share the GPU, and exchange gradients by TensorFlow's ring instead of NCCL, which
+refuses two workers on a GPU. A worker that must compute undisturbed has a partner that waits first.
+On a CPU, two logical CPUs stand for two devices of a process.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 import itertools
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from changing_plans import Cycle
+from gpu_table import Check, Given, print_profile, print_row
 
 
 class Scale(NamedTuple):
@@ -42,36 +41,6 @@ class Scale(NamedTuple):
 FULL = Scale(128, 32, 256, 64, 128, (*range(32, 128, 12), *range(132, 224, 12)), (25, 250), 7,
              (32, 192))  # fmt: skip
 QUICK = Scale(16, 4, 16, 4, 16, (12, 20), (5, 25), 1, (4,))
-
-
-def print_row(check: str, figure: str, value: object, unit: str = "") -> None:
-    """Prints a line of the table."""
-    text = f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
-    print(f"| {check} | {figure} | {text} | {unit} |", flush=True)
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """A policy whose plan changes every step, whatever is measured and forecast."""
-
-    uses_costs = True
-    is_static = False
-    needs_common_steps = True
-    accepts_narrower_limits = False
-
-    plans: tuple[tuple[int, ...], ...]
-
-    def init(self, cluster: Any) -> Any:
-        """Returns the first plan."""
-        from lbbsp_core.policy import FixedState
-
-        return FixedState(self.plans[0])
-
-    def update(self, state: Any, cluster: Any, observation: Any) -> Any:
-        """Returns the plan of the next step."""
-        from lbbsp_core.policy import FixedState
-
-        return FixedState(self.plans[(observation.step + 1) % len(self.plans)])
 
 
 def ring(bytes_per_pack: int = 0) -> Any:
@@ -129,6 +98,11 @@ def transformer(scale: Scale) -> Any:
         x = layers.LayerNormalization()(layers.Add()([x, hidden]))
     outputs = layers.Dense(10, dtype="float32")(layers.GlobalAveragePooling1D()(x))
     return keras.Model(inputs, outputs)
+
+
+def scale_of(given: Given) -> Scale:
+    """Returns the sizes of the checks."""
+    return QUICK if given.quick else FULL
 
 
 NETS = {"convnet": convnet, "transformer": transformer}
@@ -208,7 +182,7 @@ def trained_alone(model: Any, data: tuple[np.ndarray, np.ndarray], sizes: list[i
     return seconds
 
 
-def versions(scale: Scale) -> None:
+def versions(given: Given) -> None:
     """Prints what was measured on."""
     import keras
     import tensorflow as tf
@@ -285,7 +259,7 @@ def print_difference(check: str, figure: str, found: Any, start: Any, other: Any
     print_row(check, figure, apart / far, "of the way")
 
 
-def check_exact(scale: Scale) -> None:
+def check_exact(given: Given) -> None:
     """Compares the weights of two workers on uneven batches with those of one process."""
     import keras
     import tensorflow as tf
@@ -313,19 +287,19 @@ def check_exact(scale: Scale) -> None:
         print_difference("exact", f"{kind}, one process twice", whole()[1], start, first)
 
 
-def check_exact_buckets(scale: Scale) -> None:
+def check_exact_buckets(given: Given) -> None:
     """Compares the weights if gradients travel in buckets of a few kilobytes."""
     import tensorflow as tf
 
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    balancer, found = uneven(ring(bytes_per_pack=4096), record=record_of("buckets"))
+    balancer, found = uneven(ring(bytes_per_pack=4096), record=given.record("buckets"))
     if balancer.rank == 0:
         start, reference = whole()
         print_difference("exact-buckets", "float32, buckets of 4 KiB", found, start, reference)
-        print_hidden("exact-buckets", "float32, buckets of 4 KiB", record_of("buckets"))
+        print_hidden("exact-buckets", "float32, buckets of 4 KiB", given.record("buckets"))
 
 
-def check_exact_mirrored(scale: Scale) -> None:
+def check_exact_mirrored(given: Given) -> None:
     """Compares the weights of two logical devices of this process with those of one."""
     import tensorflow as tf
 
@@ -337,7 +311,7 @@ def check_exact_mirrored(scale: Scale) -> None:
         print_difference("exact-mirrored", name, found, start, reference)
 
 
-def check_restart(scale: Scale) -> None:
+def check_restart(given: Given) -> None:
     """Kills worker 1 in the second epoch; compares the weights with those of one process."""
     import keras
     import tensorflow as tf
@@ -355,7 +329,7 @@ def check_restart(scale: Scale) -> None:
             if self.count == STEPS + 2 and rank and not restarted:
                 os._exit(1)
 
-    folder = os.environ["LBBSP_CHECKS"] + "/checkpoint"
+    folder = given.out / "checkpoint"
     steps = Dies()
     _, found = uneven(strategy, steps, checkpoint=folder, every=2)
     if rank == 0 and restarted:
@@ -367,11 +341,6 @@ def check_restart(scale: Scale) -> None:
 # Times
 
 
-def record_of(name: str) -> Path:
-    """Returns the file of a run record."""
-    return Path(os.environ["LBBSP_CHECKS"], f"{name}.jsonl")
-
-
 def print_hidden(check: str, figure: str, record: Path) -> None:
     """Prints in how many steps gradients were sent while others were computed, and how long."""
     from lbbsp_core import read_run
@@ -381,10 +350,11 @@ def print_hidden(check: str, figure: str, record: Path) -> None:
     print_row(check, f"{figure}: hidden, median", 1e3 * median(hidden), "ms")
 
 
-def check_sharing(scale: Scale) -> None:
+def check_sharing(given: Given) -> None:
     """Compares steps with and without work sharing if worker 1 rests at random."""
     import lbbsp_tf
 
+    scale = scale_of(given)
     strategy = ring()
     rank = strategy.cluster_resolver.task_id
     net, size, steps = "convnet", scale.even, 4 * scale.steps[0]
@@ -396,7 +366,7 @@ def check_sharing(scale: Scale) -> None:
         def rest(_: int, count: int, random: Any = random) -> float:
             return rank * 4 * usual * count / size * float(random.random() < 0.3)
 
-        record = record_of(name)
+        record = given.record(name)
         balancer = lbbsp_tf.LoadBalancer(
             strategy, 2 * size, record=record, share_work=share, granularity=size // 4
         )
@@ -414,10 +384,11 @@ def check_sharing(scale: Scale) -> None:
             print_hidden("sharing", name, record)
 
 
-def check_busy_time(scale: Scale) -> None:
+def check_busy_time(given: Given) -> None:
     """Compares busy seconds with those of the same batches in one process."""
     import lbbsp_tf
 
+    scale = scale_of(given)
     strategy = ring()
     size, steps = scale.even, scale.steps[0] * 2
     rank = strategy.cluster_resolver.task_id
@@ -445,10 +416,11 @@ def check_busy_time(scale: Scale) -> None:
                 print_row("busy-time", f"{net}: ratio", median(busy) / usual)
 
 
-def check_first_uses(scale: Scale, jit: bool = False, kind: str = "float32") -> None:
+def check_first_uses(given: Given, jit: bool = False, kind: str = "float32") -> None:
     """Prints how much longer the first step with a size takes than the next five."""
     import keras
 
+    scale = scale_of(given)
     keras.mixed_precision.set_global_policy(kind)
     tuned = "off" if os.environ.get("TF_CUDNN_USE_AUTOTUNE") == "0" else "on"
     for net in NETS:
@@ -465,11 +437,12 @@ def check_first_uses(scale: Scale, jit: bool = False, kind: str = "float32") -> 
         print_row("first-uses", f"{name}: step with {scale.even}", 1e3 * uses[0][1], "ms")
 
 
-def check_balance(scale: Scale) -> None:
+def check_balance(given: Given) -> None:
     """Compares even with balanced batches if worker 1 rests twice as long as it computes."""
     import lbbsp_core
     import lbbsp_tf
 
+    scale = scale_of(given)
     strategy = ring()
     rank = strategy.cluster_resolver.task_id
     tuned = "off" if os.environ.get("TF_CUDNN_USE_AUTOTUNE") == "0" else "on"
@@ -479,7 +452,7 @@ def check_balance(scale: Scale) -> None:
     per_sample = rank * 2 * usual / size
 
     for name, steps in zip(("even", "balanced"), scale.steps, strict=True):
-        record = Path(os.environ["LBBSP_CHECKS"], f"balance_{name}_{tuned}.jsonl")
+        record = given.record(f"{name}_{tuned}")
         options = {"policy": lbbsp_core.Even()} if name == "even" else {}
         balancer = lbbsp_tf.LoadBalancer(strategy, 2 * size, record=record, **options)
         with strategy.scope():
@@ -511,12 +484,13 @@ def check_balance(scale: Scale) -> None:
             )
 
 
-def check_own_time(scale: Scale) -> None:
+def check_own_time(given: Given) -> None:
     """Compares stock Keras with lbbsp in short steps, in interleaved blocks."""
     import tensorflow as tf
     from keras_blocks import Side, step_seconds
     from networks import SAMPLES, convolutional, data
 
+    scale = scale_of(given)
     import lbbsp_core
     import lbbsp_tf
 
@@ -562,9 +536,11 @@ def check_own_time(scale: Scale) -> None:
 # Memory and devices
 
 
-def check_memory(scale: Scale) -> None:
+def check_memory(given: Given) -> None:
     """Prints the memory in use by NVML as the batch grows."""
     from lbbsp_core import ResourceSampler
+
+    scale = scale_of(given)
 
     def used() -> float:
         with ResourceSampler(["gpu_memory_percent"]) as sampler:
@@ -581,23 +557,24 @@ def check_memory(scale: Scale) -> None:
         print_row("memory", f"after steps with {size}", used(), "%")
 
 
-def check_memory_bound(scale: Scale) -> None:
+def check_memory_bound(given: Given) -> None:
     """Trains beside memory that is taken, while worker 1 rests, so that worker 0 should get more.
 
     The bound is for a GPU of its own; here both workers fill the same one.
     """
     import tensorflow as tf
 
+    scale = scale_of(given)
     import lbbsp_tf
     from lbbsp_core import read_run
 
     strategy = ring()
     rank = strategy.cluster_resolver.task_id
-    taken = []
     if tf.config.list_physical_devices("GPU") and rank:
         with tf.device("/GPU:0"):
-            taken = [tf.zeros(2**30, tf.uint8) for _ in range(100)]  # GiB
-    steps, record = 2 * scale.steps[0], record_of("bound")
+            taken = [tf.zeros(2**30, tf.uint8) for _ in range(100)]
+        print_row("memory-bound", "taken by worker 1", len(taken), "GiB")
+    steps, record = 2 * scale.steps[0], given.record("bound")
     data = samples("convnet", scale, 8 * scale.even)
     balancer = lbbsp_tf.LoadBalancer(strategy, 8 * scale.even, record=record)
     with strategy.scope():
@@ -607,7 +584,6 @@ def check_memory_bound(scale: Scale) -> None:
     if rank == 0:
         found = read_run(record).steps
         used = [line.drivers.get("gpu_memory_percent", (None,))[0] for line in found]
-        print_row("memory-bound", "GiB that worker 1 has taken", len(taken) or 100)
         print_row("memory-bound", "memory in use, first and last", (used[0], used[-1]), "%")
         plans = [step.sizes for step in found]
         changes = [i for i, (a, b) in enumerate(itertools.pairwise(plans), 1) if a != b]
@@ -616,37 +592,36 @@ def check_memory_bound(scale: Scale) -> None:
 
 def profiled_step(batch: int) -> None:
     """Trains a step of the convolutional net, in the process of lbbsp's profiler."""
-    scale = QUICK if os.environ.get("LBBSP_QUICK") else FULL
-    if not STEP:
-        STEP.append(compiled("convnet", scale))
-    x, y = samples("convnet", scale, batch)
-    STEP[0].train_on_batch(x, y)
+    scale = QUICK if "--quick" in sys.argv else FULL
+    profiled_net(scale).train_on_batch(*samples("convnet", scale, batch))
 
 
-STEP: list[Any] = []
+@functools.cache
+def profiled_net(scale: Scale) -> Any:
+    """Returns the net of a profiled step."""
+    return compiled("convnet", scale)
 
 
-def check_profile(scale: Scale) -> None:
+def check_profile(given: Given) -> None:
     """Profiles a step of Keras, as ``lbbsp profile`` does."""
     from lbbsp_core.profiler import BatchSweep, profile_step
 
-    os.environ["LBBSP_QUICK"] = "" if scale is FULL else "1"
+    scale = scale_of(given)
     sweep = BatchSweep(max_batch=8 * scale.even, rounds=1)
-    found = profile_step(f"{__file__}:{profiled_step.__name__}", sweep=sweep, timeout=120.0)
-    print_row("profile", "device", found.device)
-    for point in found.points:
-        print_row("profile", f"step with {point.batch}", 1e3 * point.seconds, "ms")
-    for name, fit in found.fits.items():
-        error = "unknown" if fit.cv_error is None else 100 * fit.cv_error
-        print_row("profile", f"error of {fit}{', best' * (name == found.best)}", error, "%")
-    for note in found.notes:
-        print_row("profile", "note", note)
+    found = profile_step(
+        f"{__file__}:{profiled_step.__name__}",
+        sweep=sweep,
+        timeout=120.0,
+        arguments=["--quick"] * given.quick,
+    )
+    print_profile("profile", found)
 
 
-def check_too_large(scale: Scale) -> None:
+def check_too_large(given: Given) -> None:
     """Trains with a batch that does not fit into the GPU of worker 1."""
     import tensorflow as tf
 
+    scale = scale_of(given)
     import lbbsp_tf
 
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -663,15 +638,16 @@ def check_too_large(scale: Scale) -> None:
     model.fit(balancer.dataset(x, y), steps_per_epoch=1, callbacks=[balancer], verbose=0)
 
 
-def check_mirrored(scale: Scale) -> None:
+def check_mirrored(given: Given) -> None:
     """Trains on two unequal logical devices of this process."""
     import lbbsp_tf
 
+    scale = scale_of(given)
     strategy = halves(16000)
     size, steps = scale.even, scale.steps[0] * 3
     x, y = samples("convnet", scale, 2 * size)
 
-    record = Path(os.environ["LBBSP_CHECKS"], "mirrored.jsonl")
+    record = given.record("mirrored")
     balancer = lbbsp_tf.LoadBalancer(strategy, 2 * size, record=record)
     with strategy.scope():
         model = compiled("convnet", scale, rest=lambda local, size: 0.001 * local * size)
@@ -687,84 +663,34 @@ def check_mirrored(scale: Scale) -> None:
         print_row("mirrored", f"{name} steps, busy", busy, "ms")
 
 
-class Check(NamedTuple):
-    """A check, and the processes that it needs."""
-
-    run: Callable[[Scale], None]
-    workers: int = 1
-    env: dict[str, str] = {}  # noqa: RUF012
-    fails: bool = False  # as it should, on a GPU
-    restarts: int = 0
-
-
 OFF = {"TF_CUDNN_USE_AUTOTUNE": "0"}
+
+
+def check(run: Callable[[Given], None], workers: int = 1, **processes: Any) -> Check:
+    """Returns a check of Keras."""
+    return Check(run, "tensorflow", workers, **processes)
+
+
 CHECKS = {
-    "versions": Check(versions),
-    "exact": Check(check_exact, 2),
-    "exact-buckets": Check(check_exact_buckets, 2),
-    "exact-mirrored": Check(check_exact_mirrored),
-    "restart": Check(check_restart, 2, restarts=1),
-    "busy-time": Check(check_busy_time, 2),
-    "first-uses-off": Check(check_first_uses, env=OFF),
-    "first-uses": Check(check_first_uses),
-    "balance": Check(check_balance, 2),
-    "balance-off": Check(check_balance, 2, OFF),
-    "own-time": Check(check_own_time, 2),
-    "sharing": Check(check_sharing, 2),
-    "memory": Check(check_memory),
-    "memory-bound": Check(check_memory_bound, 2),
-    "too-large": Check(check_too_large, 2, fails=True),
-    "mirrored": Check(check_mirrored),
-    "profile": Check(check_profile),
-    "first-uses-half": Check(lambda scale: check_first_uses(scale, kind="mixed_float16")),
-    "first-uses-jit": Check(lambda scale: check_first_uses(scale, jit=True)),
+    "versions": check(versions),
+    "exact": check(check_exact, 2),
+    "exact-buckets": check(check_exact_buckets, 2),
+    "exact-mirrored": check(check_exact_mirrored),
+    "restart": check(check_restart, 2, restarts=1),
+    "busy-time": check(check_busy_time, 2),
+    "first-uses-off": check(check_first_uses, env=OFF),
+    "first-uses": check(check_first_uses),
+    "balance": check(check_balance, 2),
+    "balance-off": check(check_balance, 2, env=OFF),
+    "own-time": check(check_own_time, 2),
+    "sharing": check(check_sharing, 2),
+    "memory": check(check_memory),
+    "memory-bound": check(check_memory_bound, 2),
+    "too-large": check(check_too_large, 2, fails=True),
+    "mirrored": check(check_mirrored),
+    "profile": check(check_profile),
+    "first-uses-half": check(lambda given: check_first_uses(given, kind="mixed_float16")),
+    "first-uses-jit": check(lambda given: check_first_uses(given, jit=True)),
 }
-
-
-def main() -> None:
-    """Runs the checks and prints the table, or runs the one check of this process."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="small nets and few steps")
-    parser.add_argument("--only", nargs="+", choices=CHECKS, default=[*CHECKS])
-    parser.add_argument("--out", type=Path, help="folder of the run records")
-    parser.add_argument("--minutes", type=float, default=8.0, help="limit of the whole run")
-    parser.add_argument("--longest", type=float, default=150.0, help="limit of a check in seconds")
-    parser.add_argument("--run", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    scale = QUICK if given.quick else FULL
-    if given.run:
-        CHECKS[given.run].run(scale)
-        return
-    from lbbsp_core.launch import launch
-
-    def show(rank: int, line: str) -> None:
-        print(line if line.startswith("| ") else f"    [{rank}] {line}", flush=True)
-
-    deadline = time.monotonic() + 60 * given.minutes
-    print("| check | figure | value | unit |\n|---|---|---|---|", flush=True)
-    with tempfile.TemporaryDirectory() as temporary:
-        for name in given.only:
-            check, start = CHECKS[name], time.monotonic()
-            folder = (given.out or Path(temporary)) / name
-            folder.mkdir(parents=True, exist_ok=True)
-            os.environ |= {"LBBSP_CHECKS": str(folder), "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-            os.environ |= check.env
-            left = min(given.longest, deadline - start)
-            if left <= 0:
-                print_row(name, "not run", "the time is up")
-                continue
-            command = [__file__, *(["--quick"] * given.quick), "--run", name]
-            status = launch(command, workers=check.workers, devices="all", timeout=left,
-                            max_restarts=check.restarts, output=show)  # fmt: skip
-            for key in check.env:
-                del os.environ[key]
-            took = f"{time.monotonic() - start:.1f} s"
-            if bool(status) != (check.fails and not given.quick):
-                took = f"FAILED with status {status}, {took}"
-            print_row(name, "ended", took)
-
-
-if __name__ == "__main__":
-    main()
+"""By name; those that matter least are the last, so that a lack of time costs the others nothing.
+"""
