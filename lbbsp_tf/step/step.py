@@ -206,9 +206,9 @@ class ReplicaStep:
         *found, rows = _all_reduce([*_after(row, [grads[place] for place in last]), slots])
         sums.update(zip(last, found, strict=True))
         grads = [sums[place] for place in range(len(grads))]
-        return _after(
-            call_after(session.after_allreduce, rows, after=[*grads, *arrived, rows]), grads
-        )
+        # Planned while the optimizer applies them; a step ends when both are done.
+        call_after(session.after_allreduce, rows, after=[*grads, *arrived, rows])
+        return grads
 
     def _collective(self, tensors: Gradients, run: Method | None = None) -> Gradients:
         """Sums tensors over workers, or runs another collective; the wait is not busy time."""
