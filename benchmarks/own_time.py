@@ -244,7 +244,10 @@ def main() -> None:
     def show(rank: int, line: str) -> None:
         print(line, file=sys.stderr if rank else sys.stdout, flush=True)
 
-    os.environ.update(cluster.emulation_defaults())
+    # One thread each, which is enough for these nets; on GPUs, if there are any.
+    one_thread = {**cluster.emulation_defaults()}
+    del one_thread["CUDA_VISIBLE_DEVICES"]
+    os.environ.update(one_thread)
     for policy in given.policies:
         if given.framework == "none":
             for workers in given.workers:

@@ -72,8 +72,8 @@ from lbbsp_core.runtime.checkpoint.schedule import claim_folder
 claim_folder(Path(sys.argv[1]))
 shutil.copytree(sys.argv[1], sys.argv[1] + " copied")  # opens and closes the locked file
 child = os.fork()  # as loaders of data do, which outlive a process that is killed
-if child:
-    print(child, flush=True)
+if not child:
+    print(os.getpid(), flush=True)  # it has closed the file
 time.sleep(300)  # only ends what hangs
 """
 

@@ -109,8 +109,8 @@ def profile_step(
         >>> import time
         >>> sweep = BatchSweep(max_batch=4, repeats=1, point_seconds=0, rounds=1)
         >>> found = profile_step(lambda batch_size: time.sleep(0.004 * batch_size), sweep=sweep)
-        >>> [point.batch for point in found.points], found.out_of_memory_at
-        ([1, 2, 3, 4], None)
+        >>> found.points[-1].batch, found.out_of_memory_at
+        (4, None)
     """
     if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
