@@ -37,7 +37,8 @@ Records: TypeAlias = Mapping[str, type]
 
 _STATE = "state"
 
-FORMAT: Final = 2  # files of other formats are refused
+FORMAT: Final = 3  # files of other formats are refused, except
+_UNCHECKED_FORMAT: Final = 2  # whose checksum does not cover this number
 KEEP: Final = 2  # generations
 
 _HEADER: Final = "header"
@@ -95,12 +96,13 @@ def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
             raise ValueError(f"array {name[1:]!r} must not hold objects, which would be pickled")
     arrays, types = plain_arrays(named)
     content: dict[str, Json] = {
+        "format": FORMAT,
         "step": checkpoint.step,
         "facts": dict(checkpoint.facts),
         "state": checkpoint.state,
         "types": dict(types),
     }
-    header = {"format": FORMAT, "checksum": _checksum(content, arrays), **content}
+    header = {"checksum": _checksum(content, arrays), **content}
     text = np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)
     write_whole(path, lambda file: np.savez(file, **{_HEADER: text, **arrays}), durable=True)
 
@@ -164,24 +166,23 @@ def _parse(file: BinaryIO, path: str | Path) -> Checkpoint:
             with archive.open(f"{name}.npy") as member:
                 return np.load(member, allow_pickle=False)
 
-        header = json.loads(read(_HEADER).tobytes())
-        version = header["format"]
-        if type(version) is not int:
-            raise TypeError(f"format {version!r}")
-        if version != FORMAT:
-            other = "a later" if version > FORMAT else "an earlier"
-            raise _OtherFormatError(
-                f"{path} was written by {other} version of lbbsp (format {version}, here "
-                f"{FORMAT}): install that version, or start from another folder"
-            )
+        content = json.loads(read(_HEADER).tobytes())
         names = (name.removesuffix(".npy") for name in archive.namelist())
         arrays = {name: read(name) for name in names if name != _HEADER}
-    content = {name: header[name] for name in ("step", "facts", "state", "types")}
+    checksum, version = content.pop("checksum"), content["format"]
+    if version == _UNCHECKED_FORMAT:
+        del content["format"]
+    if checksum != _checksum(content, arrays):
+        raise ValueError(f"its content does not match its checksum, as format {version}")
+    if version not in (FORMAT, _UNCHECKED_FORMAT):  # as its checksum confirms: it is not damaged
+        other = "a later" if version > FORMAT else "an earlier"
+        raise _OtherFormatError(
+            f"{path} was written by {other} version of lbbsp (format {version}, here "
+            f"{FORMAT}): install that version, or start from another folder"
+        )
     step, facts = content["step"], content["facts"]
     if type(step) is not int or step < 0 or not isinstance(facts, dict):
         raise TypeError(f"step {step!r}")
-    if header["checksum"] != _checksum(content, arrays):
-        raise ValueError("its content does not match its checksum")
     typed = typed_arrays(arrays, content["types"])
     return Checkpoint(step, facts, content["state"], {n[1:]: each for n, each in typed.items()})
 

@@ -1,6 +1,8 @@
 """Checkpoints are complete or absent, whatever interrupts a write or damages a file."""
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 import stat
@@ -182,7 +184,7 @@ def test_one_that_may_be_complete_is_not_skipped_but_its_error_shown(
         newest_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize(("other", "when"), [(FORMAT + 1, "a later"), (FORMAT - 1, "an earlier")])
+@pytest.mark.parametrize(("other", "when"), [(FORMAT + 1, "a later"), (1, "an earlier")])
 def test_another_format_is_refused_and_not_skipped(other, when, tmp_path, monkeypatch):
     write_checkpoint(tmp_path, checkpoint(1))
     monkeypatch.setattr("lbbsp_core.runtime.checkpoint.checkpoint.FORMAT", other)
@@ -192,6 +194,38 @@ def test_another_format_is_refused_and_not_skipped(other, when, tmp_path, monkey
         ValueError, match=rf"{when} version of lbbsp \(format {other}, here {FORMAT}"
     ):
         newest_checkpoint(tmp_path)
+
+
+def change_header(path, **changes):
+    """Changes the header of a checkpoint, as damage might."""
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    header = json.loads(arrays["header"].tobytes()) | changes
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(path, **arrays)
+    return header, arrays
+
+
+@pytest.mark.parametrize("claimed", [1, 2, FORMAT + 1, "3", None])
+def test_one_whose_format_is_damaged_is_skipped(claimed, tmp_path, caplog):
+    for step in (1, 2):
+        path = write_checkpoint(tmp_path, checkpoint(step))
+    change_header(path, format=claimed)
+    assert_same(newest_checkpoint(tmp_path), checkpoint(1))
+    assert f"{path} is damaged or no checkpoint" in caplog.text
+    assert f"does not match its checksum, as format {claimed}" in caplog.text
+
+
+def test_those_whose_checksum_does_not_cover_the_format_are_read(tmp_path):
+    path = write_checkpoint(tmp_path, checkpoint())
+    header, arrays = change_header(path)
+    covered = {name: header[name] for name in ("step", "facts", "state", "types")}
+    digest = hashlib.sha256(json.dumps(covered, sort_keys=True).encode())
+    for name in sorted(arrays.keys() - {"header"}):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode() + array.tobytes())
+    change_header(path, format=2, checksum=digest.hexdigest())
+    assert_same(read_checkpoint(path), checkpoint())
 
 
 @pytest.fixture(scope="module")
