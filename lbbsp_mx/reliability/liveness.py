@@ -10,7 +10,7 @@ import ctypes
 import math
 import os
 import socket
-import sys
+import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -31,8 +31,9 @@ _LONG_AGO: Final = -(10**9)
 _MARK: Final = 2**40  # seconds since 1970: a time that no sign of life has
 _GET, _SET = "_ZN2ps10Postoffice3GetEv", "_ZN2ps10Postoffice15UpdateHeartbeatEil"
 _PROBE_SECONDS: Final = 1.0
-_ACKED: Final = slice(120, 128)  # tcpi_bytes_acked in Linux's tcp_info
+_COUNTS: Final = struct.Struct("=120xQQ")  # tcpi_bytes_acked and _received in Linux's tcp_info
 _GREETING_BYTES: Final = 64  # which the transport sends to whoever connects; it tells a peer more
+_HANDSHAKE_BYTES: Final = 128  # at least 160 come from a process of the job, which says who it is
 
 WAITING_SECONDS: Final = 15.0  # between two messages about processes that have not started
 _RECENT_SECONDS: Final = 1.5  # signs come every second
@@ -130,8 +131,9 @@ def scheduler_answers() -> bool | None:
 def _is_stranger(connection: int) -> bool:
     """Returns whether a connection is of another program, as far as the system knows."""
     with socket.socket(fileno=os.dup(connection)) as peer:
-        info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.stop)
-    return 0 < int.from_bytes(info[_ACKED], sys.byteorder) <= _GREETING_BYTES
+        info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
+    told, heard = _COUNTS.unpack(info.ljust(_COUNTS.size, b"\0"))
+    return told > 0 and (told <= _GREETING_BYTES or heard <= _HANDSHAKE_BYTES)
 
 
 def _connections() -> list[Any]:
@@ -210,7 +212,10 @@ class SchedulerWatch(_Source):
             why = f"the scheduler at {cluster.root()} has not answered {waited}"
         state = "does not answer: it has not started, or has ended (see its output)"
         if answers:
-            state = "answers, and other processes have not connected to it yet"
+            state = (
+                "answers, and other processes have not connected to it yet, or too many have, and "
+                "the job has started without this one"
+            )
         return why, (
             f"waiting for {cluster.describe()} {waited}; the scheduler is to listen at "
             f"{cluster.root()}: it {state}"

@@ -106,8 +106,8 @@ class Runtime:
         if self.distributed is None:
             message = (
                 f"the cluster of {cluster.describe()} has not started within {start_seconds:g} s: "
-                "start the scheduler, all servers and all workers, and check that they can connect "
-                "to each other"
+                "start the scheduler, all servers and all workers, each once, and check that they "
+                "can connect to each other"
             )
             self._watching.start()
             with self.watchdog.deadline(start_seconds, message), marks.waiting():

@@ -271,16 +271,21 @@ def test_the_transport_is_not_ready_before_it_knows_of_a_node(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("told", "is_stranger"), [(10, True), (64, True), (110, False), (5000, False)]
+    ("told", "heard", "is_stranger"),
+    [
+        *((10, 4, True), (64, 1000, True)),  # no greeting of the transport came back
+        *((107, 110, True), (107, 166, False), (5000, 5000, False)),  # who said which process it is
+    ],
 )
-def test_a_connection_to_which_only_a_greeting_went_is_of_no_process_of_the_job(told, is_stranger):
+def test_a_connection_that_only_greets_is_of_no_process_of_the_job(told, heard, is_stranger):
     with (
         socket.create_server(("127.0.0.1", 0)) as port,
-        socket.create_connection(port.getsockname()),
+        socket.create_connection(port.getsockname()) as other,
         port.accept()[0] as connection,
     ):
         connection.sendall(bytes(told))
-        # The system acknowledges the bytes a little later.
+        other.sendall(bytes(heard))
+        # The system counts the bytes a little later.
         until(lambda: liveness._is_stranger(connection.fileno()) == is_stranger)
         assert connection.send(b"more") == 4, "it is still open"
 

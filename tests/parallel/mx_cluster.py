@@ -92,14 +92,21 @@ class Cluster:
             "DMLC_NUM_SERVER": str(servers),
         }
         serve = ["-m", "lbbsp_mx.server"]
-        script = [str(SCRIPTS / args[0]), *args[1:]]
+        self._worker = [str(SCRIPTS / args[0]), *args[1:]], variables
         self.scheduler = Process("scheduler", serve, variables)
         self.servers = [Process("server", serve, variables) for _ in range(servers)]
-        self.workers = [Process("worker", script, variables) for _ in range(workers - absent)]
+        self.workers: list[Process] = []
+        for _ in range(workers - absent):
+            self.start_worker()
 
     @property
     def processes(self) -> list[Process]:
         return [self.scheduler, *self.servers, *self.workers]
+
+    def start_worker(self) -> Process:
+        """Starts a worker, also one that was absent, or one too many."""
+        self.workers.append(Process("worker", *self._worker))
+        return self.workers[-1]
 
     def first(self, role: str) -> Process:
         """Returns the process for a fault; of the workers that of rank 1."""

@@ -189,6 +189,36 @@ def test_strangers_are_no_processes_of_the_job_and_one_that_ends_the_scheduler_e
             assert each.status == 1
 
 
+def greeted(cluster):
+    """Connects to the scheduler, and completes the handshake of its transport (ZMTP 3.0)."""
+    connection = stranger(cluster, b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(52, b"\0"))
+    said = b"\5READY\x0bSocket-Type\0\0\0\6DEALER\x08Identity\0\0\0\3ps0"
+    connection.sendall(bytes([4, len(said)]) + said)
+    received = b""
+    while b"ROUTER" not in received:
+        received += connection.recv(128)
+    return connection
+
+
+@pytest.mark.campaign
+def test_a_stranger_that_leaves_and_a_worker_too_many_stop_no_job():
+    with by_hand("mx_liveness.py", "sync", "outside", "-1", absent=1) as cluster:
+        for each in cluster.processes:
+            each.wait_for("lbbsp: ")
+        with greeted(cluster):
+            assert "2 of 3 processes have connected" in cluster.scheduler.wait_for("lbbsp: ")
+        # The scheduler has looked several times meanwhile.
+        assert "2 of 3 processes have connected" in cluster.scheduler.wait_for("lbbsp: ")
+        cluster.start_worker()
+        for each in cluster.workers:
+            each.wait_for("RANK")
+        workers = [*cluster.workers]
+        left_over = cluster.start_worker().wait_for("lbbsp: ")
+        assert "too many have, and the job has started without this one" in left_over
+        for each in workers:
+            each.wait_for("MORE")
+
+
 @pytest.mark.parametrize(
     ("fault", "status", "culprit"),
     [
