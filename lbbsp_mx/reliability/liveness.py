@@ -212,10 +212,7 @@ class SchedulerWatch(_Source):
             why = f"the scheduler at {cluster.root()} has not answered {waited}"
         state = "does not answer: it has not started, or has ended (see its output)"
         if answers:
-            state = (
-                "answers, and other processes have not connected to it yet, or too many have, and "
-                "the job has started without this one"
-            )
+            state = "answers, and waits for others, or the job has started without this process"
         return why, (
             f"waiting for {cluster.describe()} {waited}; the scheduler is to listen at "
             f"{cluster.root()}: it {state}"

@@ -75,13 +75,11 @@ def optimizer_state(trainer: TrainerParts) -> tuple[Json, Arrays]:
 
 def given_settings(trainer: TrainerParts) -> dict[str, str]:
     """Returns the settings of an optimizer and its schedule, before a step has changed one."""
-    owners = ((what, getattr(owner, "__dict__", {})) for what, owner in _owners(trainer).items())
-    return settings_of(
-        {
-            f"the {what}": {name: own[name] for name in own if name not in _DERIVED}
-            for what, own in owners
-        }
-    )
+    found = {}
+    for what, owner in _owners(trainer).items():
+        own = getattr(owner, "__dict__", {})
+        found[f"the {what}"] = {name: own[name] for name in own if name not in _DERIVED}
+    return settings_of(found)
 
 
 def read_optimizer(trainer: TrainerParts, state: Json, arrays: Arrays) -> Callable[[], None]:

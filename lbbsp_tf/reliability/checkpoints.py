@@ -47,12 +47,10 @@ def _is_rate(setting: str) -> bool:
 
 
 def _which_counts(setting: str) -> str:
-    if _is_rate(setting):
-        return (
-            "the value in the checkpoint counts; to take another one, assign "
-            "the optimizer's learning_rate in on_epoch_begin of a callback"
-        )
-    return "the value in the script counts; to take the other one, change it back"
+    if not _is_rate(setting):
+        return "the value in the script counts; to take the other one, change it back"
+    remedy = "assign the optimizer's learning_rate in on_epoch_begin of a callback"
+    return f"the value in the checkpoint counts; to take another one, {remedy}"
 
 
 class Place(NamedTuple):

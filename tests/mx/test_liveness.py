@@ -186,7 +186,7 @@ def test_a_scheduler_that_has_not_started_is_waited_for_with_a_word(capsys):
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3
     assert said[1].endswith("it does not answer: it has not started, or has ended (see its output)")
-    assert "other processes have not connected" in said[2]
+    assert "it answers, and waits for others" in said[2]
 
 
 class Store:

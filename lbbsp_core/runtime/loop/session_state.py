@@ -92,14 +92,9 @@ def warn_of_changes(
     `which` is called with the name of a setting, and says which of both counts, and the remedy.
     """
     for name, value in here.items():
-        if saved.get(name, value) != value:
-            logger.warning(
-                "%s is %s in the script now, and was %s when the training began: %s",
-                name,
-                value,
-                saved[name],
-                which(name),
-            )
+        if (old := saved.get(name, value)) != value:
+            text = f"{name} is {value} in the script now, and was {old} when the training began"
+            logger.warning("%s: %s", text, which(name))
 
 
 def gather_state(balancers: Sequence[Balancer], collectives: Collectives) -> tuple[Json, Arrays]:
