@@ -7,10 +7,16 @@ Prints the seconds from the fault to the end of all processes, and whether the r
 named.
 
 ``faults.py restarts`` kills a random worker at random steps (``--fault term``: preempts it by
-SIGTERM), restarts the job from its checkpoint, and compares it with an unbroken run: the largest
-difference of a final weight or moving average, relative to the largest one, and the samples of
-every step. A quarter of the jobs continue with the survivors only. By hand, the newest checkpoint
-is damaged before every second restart.
+SIGTERM; ``terms``: all workers at once), restarts the job from its checkpoint, and compares it with
+an unbroken run: the largest difference of a final weight or moving average, relative to the largest
+one, and the samples of every step. ``--variant`` is one of the scripts', see ``faults_keras.py``:
+in "buckets" the fault is between two gradients of a step. A quarter of the jobs continue with the
+survivors only, but not where there is noise, which another number of workers draws otherwise. By
+hand, the newest checkpoint is damaged before every second restart. With ``--started down`` jobs
+lose a worker after the other, end with the last one, and are started again with all of them.
+
+``faults.py soak`` trains for ``--seconds``, and prints what a worker uses; strangers are connected
+to the workers' ports meanwhile.
 """
 
 from __future__ import annotations
@@ -19,16 +25,27 @@ import argparse
 import random
 import tempfile
 from collections import Counter
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-from faults_injected import ATTEMPT, EPOCHS, SAMPLES, Fault, X, samples_by_step, to_environment
+from faults_injected import (
+    ATTEMPT,
+    EPOCHS,
+    FIRST,
+    SAMPLES,
+    Fault,
+    X,
+    samples_by_step,
+    to_environment,
+)
 from faults_jobs import SCRIPTS, End, run_job
+from faults_soak import soak
 
 WORKERS, STEPS_PER_EPOCH = 3, -(-SAMPLES // X)
 STEPS = EPOCHS * STEPS_PER_EPOCH
-JOB_SECONDS = 300.0
+JOB_SECONDS = 900.0
 TOLERANCE = 2e-6
 PHASES = {
     **dict.fromkeys(("kill", "raise", "exit 0", "exit 3", "leave"), ("start", "step", "step")),
@@ -74,63 +91,100 @@ def _describe(fault: Fault, end: End) -> str:
     )
 
 
-def restarts(plugins: list[str], runs: int, rng: random.Random, kind: str) -> None:
-    """Prints a line for each job that was killed and continued."""
-    print(f"{'plugin':<7}{'started':<10}{'kills (worker@step)':<22}{'weights':>8}  samples")
-    for plugin in plugins:
+@dataclass(frozen=True)
+class Restarts:
+    """Jobs that are broken and continued.
+
+    Args:
+        fault: Kind of the faults.
+        variant: Variant of the scripts.
+        started: How jobs are started and continued: "launched", "by hand", "elastic", "down", or ""
+            for the first three in turn.
+        workers: Number of workers.
+        most: Largest number of faults of a job.
+        rng: Chooses workers and steps.
+    """
+
+    fault: str
+    variant: str
+    started: str
+    workers: int
+    most: int
+    rng: random.Random
+
+    def run(self, plugins: list[str], runs: int) -> None:
+        """Prints a line for each job."""
+        print(f"{'plugin':<7}{'started':<10}{'faults (worker@step)':<22}{'weights':>8}  samples")
+        for plugin in plugins:
+            with tempfile.TemporaryDirectory() as name:
+                unbroken = Path(name)
+                end = self._job(plugin, unbroken, [], None)
+                if end.status or not (unbroken / "weights.npz").exists():
+                    raise SystemExit(f"the unbroken run failed:\n{end.text[-3000:]}")
+                for run in range(runs):
+                    self._continue(plugin, run, unbroken)
+
+    def _continue(self, plugin: str, run: int, unbroken: Path) -> None:
+        """Breaks a job, continues it, and prints how it compares with `unbroken`."""
+        alike = self.variant == "noise" or self.fault == "terms"
+        last = "launched" if alike else "elastic"
+        started = self.started or ("launched", "by hand", "launched", last)[run % 4]
+        count = 1 if started == "elastic" else self.rng.randint(1, self.most)
+        count = self.workers if started == "down" else count
+        phase = "bucket" if self.variant == "buckets" else "step"
+        left = [self.workers - i * (started == "down") for i in range(count)]
+        steps = sorted(self.rng.sample(range(1, STEPS), count))
+        faults = [
+            Fault(self.fault, phase, self.rng.randrange(workers), step)
+            for workers, step in zip(left, steps, strict=True)
+        ]
         with tempfile.TemporaryDirectory() as name:
-            unbroken = Path(name)
-            end = _run(plugin, unbroken, [], None)
-            if end.status or not (unbroken / "weights.npz").exists():
-                raise SystemExit(f"the unbroken run failed:\n{end.text[-3000:]}")
-            for run in range(runs):
-                _restart(plugin, run, unbroken, rng, kind)
+            folder = Path(name)
+            if started == "by hand":
+                for attempt in range(count + 1):
+                    end = self._job(plugin, folder, faults, None, **{ATTEMPT: str(attempt)})
+                    if attempt % 2 == 0:
+                        _damage_newest(folder / "checkpoints", self.rng)
+            elif started == "down":
+                fewer = ["--max-restarts", str(count - 1), "--elastic", "1"]
+                end = self._job(plugin, folder, faults, fewer)
+                if not end.status or (folder / "weights.npz").exists():
+                    raise SystemExit(f"the last worker was not lost:\n{end.text[-3000:]}")
+                end = self._job(plugin, folder, faults, [], **{FIRST: str(count)})
+            else:
+                elastic = ["--elastic", str(self.workers - 1)] if started == "elastic" else []
+                end = self._job(plugin, folder, faults, ["--max-restarts", "3", *elastic])
+            places = " ".join(f"{fault.rank}@{fault.step}" for fault in faults)
+            start = f"{plugin:<7}{started:<10}{places:<22}"
+            if end.status or not (folder / "weights.npz").exists():
+                print(f"{start}FAILED\n{end.text[-3000:]}", flush=True)
+                return
+            attempts = len([*folder.glob("processes-*")])
+            difference, samples = _compare(folder, unbroken)
+        if plugin == "keras" and (
+            started == "down" or (self.workers == 2 and started == "elastic")
+        ):
+            samples = "(a single worker reads ahead)"
+        verdict = "" if difference <= TOLERANCE else "  WEIGHTS DIFFER"
+        verdict += "" if attempts == count + 1 else f"  {attempts} ATTEMPTS"
+        print(f"{start}{difference:8.1e}  {samples}{verdict}", flush=True)
 
-
-def _restart(plugin: str, run: int, unbroken: Path, rng: random.Random, kind: str) -> None:
-    """Kills a job once or twice, continues it, and prints how it compares with `unbroken`."""
-    by_hand, elastic = run % 4 == 1, run % 4 == 3
-    steps = sorted(rng.sample(range(1, STEPS), 1 if elastic else rng.randint(1, 2)))
-    faults = [Fault(kind, "step", rng.randrange(WORKERS), step) for step in steps]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if by_hand:
-            for attempt in range(len(faults) + 1):
-                end = _run(plugin, folder, faults, None, attempt)
-                if attempt % 2 == 0:
-                    _damage_newest(folder / "checkpoints", rng)
-        else:
-            options = ["--max-restarts", "3", *(["--elastic", "2"] if elastic else [])]
-            end = _run(plugin, folder, faults, options)
-        kills = " ".join(f"{fault.rank}@{fault.step}" for fault in faults)
-        started = "by hand" if by_hand else "elastic" if elastic else "launched"
-        start = f"{plugin:<7}{started:<10}{kills:<22}"
-        if end.status or not (folder / "weights.npz").exists():
-            print(f"{start}FAILED\n{end.text[-3000:]}", flush=True)
-            return
-        difference, samples = _compare(folder, unbroken)
-    verdict = "" if difference <= TOLERANCE else "  WEIGHTS DIFFER"
-    print(f"{start}{difference:8.1e}  {samples}{verdict}", flush=True)
-
-
-def _run(
-    plugin: str,
-    folder: Path,
-    faults: list[Fault],
-    launched: list[str] | None,
-    attempt: int = 0,
-) -> End:
-    variables = to_environment(faults)
-    if launched is None:
-        variables[ATTEMPT] = str(attempt)
-    return run_job(
-        plugin,
-        [str(folder)],
-        variables,
-        workers=WORKERS,
-        launched=launched,
-        limit_seconds=JOB_SECONDS,
-    )
+    def _job(
+        self,
+        plugin: str,
+        folder: Path,
+        faults: list[Fault],
+        launched: list[str] | None,
+        **variables: str,
+    ) -> End:
+        return run_job(
+            plugin,
+            [str(folder), self.variant],
+            {**to_environment(faults), **variables},
+            workers=self.workers,
+            launched=launched,
+            limit_seconds=JOB_SECONDS,
+        )
 
 
 def _damage_newest(checkpoints: Path, rng: random.Random) -> None:
@@ -161,18 +215,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("campaign", choices=("ends", "restarts"))
+    parser.add_argument("campaign", choices=("ends", "restarts", "soak"))
     parser.add_argument("--plugin", choices=tuple(SCRIPTS), action="append")
     parser.add_argument("--runs", type=int, help="jobs of each kind (default: 1), or in all (20)")
-    parser.add_argument("--fault", choices=("kill", "term"), default="kill")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=300, help="of soak (300)")
+    of_restarts = parser.add_argument_group("restarts")
+    of_restarts.add_argument("--fault", choices=("kill", "term", "terms"), default="kill")
+    of_restarts.add_argument("--variant", default="plain", help="of the scripts, such as noise")
+    of_restarts.add_argument("--started", choices=("launched", "by hand", "elastic", "down"))
+    of_restarts.add_argument("--workers", type=int, default=WORKERS)
+    of_restarts.add_argument("--most", type=int, default=2, help="faults of a job (2)")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     plugins = options.plugin or list(SCRIPTS)
+    print("seed", options.seed)
     if options.campaign == "ends":
         ends(plugins, options.runs or 1, rng)
+    elif options.campaign == "soak":
+        for plugin in plugins:
+            soak(plugin, options.seconds, rng)
     else:
-        restarts(plugins, options.runs or 20, rng, options.fault)
+        broken = options.fault, options.variant, options.started or ""
+        Restarts(*broken, options.workers, options.most, rng).run(plugins, options.runs or 20)
 
 
 if __name__ == "__main__":

@@ -9,27 +9,35 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 
+from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.policy.fixed_shares import FixedState
+
 VARIABLE = "FAULTS"
 ATTEMPT = "LBBSP_RESTART"  # set by the launcher
-X, SAMPLES, EPOCHS, EVERY = 32, 32 * 12 + 5, 4, 5
+FIRST = "FAULTS_FIRST"  # number of the first attempt of a launcher
+LONG = "FAULTS_LONG"  # lets a job train until it is ended
+X, SAMPLES, EVERY = 32, 32 * 12 + 5, 5
+EPOCHS = 10**6 if LONG in os.environ else 4
 
 
 class Fault(NamedTuple):
     """One fault.
 
     Args:
-        kind: "kill" (SIGKILL), "term" (SIGTERM), "raise", "exit 0", "exit 3", "leave"
-            (``os._exit(0)``), "freeze" (SIGSTOP), "pause" (the same for some seconds), "spin" (an
-            endless wait in Python, in jobs with a limit) or "full disk" (of the files that are
-            flushed to it).
-        phase: Place in the script: "start", "step" or "end".
+        kind: "kill" (SIGKILL), "term" (SIGTERM), "terms" (SIGTERM to all workers at once), "raise",
+            "exit 0", "exit 3", "leave" (``os._exit(0)``), "freeze" (SIGSTOP), "pause" (the same for
+            some seconds), "spin" (an endless wait in Python, in jobs with a limit) or "full disk"
+            (of the files that are flushed to it).
+        phase: Place in the script: "start", "step" (after one), "bucket" (between two gradients of
+            one) or "end".
         rank: Worker.
-        step: Global step, in the phase "step".
+        step: Global step, in the phases "step" and "bucket".
     """
 
     kind: str
@@ -48,15 +56,43 @@ def limit_seconds() -> float | None:
     return 3.0 if "spin" in os.environ.get(VARIABLE, "") else None
 
 
+@dataclass(frozen=True)
+class InTurn(Policy[FixedState]):
+    """One worker after the other has most samples, whatever is measured."""
+
+    uses_costs: ClassVar[bool] = True
+
+    def init(self, constraints: BatchConstraints) -> FixedState:
+        """Returns the first plan."""
+        return FixedState(_most_for(0, constraints))
+
+    def update(
+        self, state: FixedState, constraints: BatchConstraints, observation: Observation
+    ) -> FixedState:
+        """Returns the plan of the next step."""
+        return FixedState(_most_for(observation.step + 1, constraints))
+
+
+def _most_for(step: int, constraints: BatchConstraints) -> Sizes:
+    workers, total = constraints.workers, constraints.global_batch_size
+    few = total // (2 * workers)
+    most = total - few * (workers - 1)
+    return tuple(most if rank == step % workers else few for rank in range(workers))
+
+
 class Injector:
     """Fault of this attempt of the job.
 
     Args:
+        folder: Folder of the job, in which the workers note their processes.
         rank: Number of this worker.
     """
 
-    def __init__(self, rank: int) -> None:
-        self.attempt = int(os.environ.get(ATTEMPT, "0"))
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.attempt = int(os.environ.get(FIRST, "0")) + int(os.environ.get(ATTEMPT, "0"))
+        self._processes = folder / f"processes-{self.attempt}"
+        self._processes.mkdir(parents=True, exist_ok=True)
+        (self._processes / str(os.getpid())).touch()
         faults = [text.split(",") for text in os.environ.get(VARIABLE, "").split(";") if text]
         self._fault: Fault | None = None
         if self.attempt < len(faults):
@@ -72,6 +108,9 @@ class Injector:
         print(f"FAULT {time.time()}", flush=True)
         if fault.kind in ("kill", "term"):
             os.kill(os.getpid(), getattr(signal, f"SIG{fault.kind.upper()}"))
+        elif fault.kind == "terms":
+            for each in self._processes.iterdir():
+                os.kill(int(each.name), signal.SIGTERM)
         elif fault.kind == "raise":
             raise RuntimeError("injected")
         elif fault.kind == "leave":
