@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
@@ -25,7 +25,6 @@ from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.registry import SYNCHRONISERS
 from lbbsp_core.reserve import CLAIM_SECONDS, SLOW_CLAIM_SECONDS, PartCosts, mode_of
 from lbbsp_core.runtime.asynchronous.coordination import (
-    TOLD_INTEGERS,
     Answer,
     Coordinator,
     CoordinatorService,
@@ -168,10 +167,9 @@ class AsyncSession:
         self._iterations = self._updates_seen = 0
         self._departed = False
         self._record_path = options.record_path() if servers.rank == 0 else None
-        self._record: RunRecord | None = None
+        self._record: RunRecord | None = None  # while pushes are recorded
         self._recorded = 0  # pushes
         self._identity = Identity.here(devices)
-        self._identities: list[Identity] = []  # of all workers, while they are recorded
         self._header = partial(
             run_header,
             framework,
@@ -204,15 +202,18 @@ class AsyncSession:
 
         Worker 0 waits for the others if it records the run, because the record names their hosts.
         """
-        row = self._identity.pack()
-        for place in reversed(range(0, len(row), TOLD_INTEGERS)):  # the length is told last
-            self._ask(Question.TELL, place, *row[place : place + TOLD_INTEGERS])
+        first = _names_of(self.servers.rank)
+        for place, told in reversed([*enumerate(self._identity.pack())]):  # the length comes last
+            self._ask(Question.TELL, first + place, told)
         self._compare(0, self._facts)
         if self._record_path is not None:
             with self.servers.waiting("for the names of the other workers"):
-                self._identities = [
-                    Identity.unpack(list(self._told(rank))) for rank in range(self.servers.workers)
-                ]
+                names = [self._read_identity(rank) for rank in range(self.servers.workers)]
+            header = self._header(
+                hosts=[each.host for each in names],
+                devices=[each.device(rank) for rank, each in enumerate(names)],
+            )
+            self._record = open_record(self._record_path, header)
 
     def use_samples(
         self, num_samples: int, seed: int | None = None, shuffle: bool = True
@@ -357,7 +358,6 @@ class AsyncSession:
     def close(self) -> None:
         """Closes the run record; call it when the final model has been read."""
         self._drain()
-        self._identities = []
         if self._record is not None:
             self._record.end(0)
             self._record.close()
@@ -420,20 +420,20 @@ class AsyncSession:
 
     def _compare(self, fact: int, mine: str) -> None:
         """Raises an error if another worker has another value of a fact."""
-        if self._ask(Question.COMPARE, fact, fingerprint(mine)).first != fingerprint(mine):
+        if self._ask(Question.TELL, fact, fingerprint(mine)).first != fingerprint(mine):
             raise protocol.DisagreementError(
                 f"workers disagree on sync, batches, policy, parameters or samples: worker "
                 f"{self.servers.rank} has {mine}, and another worker has different values; start "
                 "all workers with the same ones"
             )
 
-    def _told(self, rank: int) -> Iterator[int]:
-        """Yields `Identity.pack` of a worker; waits until the worker has told it."""
-        while not (length := self._ask(Question.READ, rank, 0).first):
+    def _read_identity(self, rank: int) -> Identity:
+        """Returns the names of a worker; waits until the worker has told them."""
+        first = _names_of(rank)
+        while not (length := self._ask(Question.READ, first).first):
             time.sleep(_LONGEST_PAUSE_SECONDS)
-        for place in range(0, 1 + len(to_integers(bytes(length))), 2):
-            answer = self._ask(Question.READ, rank, place)
-            yield from (answer.first, answer.second)
+        places = range(first + 1, first + 1 + len(to_integers(bytes(length))))
+        return Identity.unpack([length, *(self._ask(Question.READ, each).first for each in places)])
 
     def _ask(self, question: Question, *values: int) -> Answer:
         """Asks the coordinator, and waits for its answer."""
@@ -455,15 +455,12 @@ class AsyncSession:
 
     def _drain(self) -> None:
         """Records the pushes since the last call, on rank 0."""
-        if self._record_path is None or not self._identities:
-            return
-        if self._record is None and (self._answer.pushes or not self._departed):
-            header = self._header(
-                hosts=[each.host for each in self._identities],
-                devices=[each.device(rank) for rank, each in enumerate(self._identities)],
-            )
-            self._record = open_record(self._record_path, header)
         while self._record is not None and self._recorded < self._answer.pushes:
             for line in read_log(self.servers.exchange_log, self._recorded):
                 self._record.write(line)
                 self._recorded += 1
+
+
+def _names_of(rank: int) -> int:
+    """Returns the number of the first fact that is an integer of `Identity.pack` of a worker."""
+    return (1 + rank) << 16  # those before are data sets

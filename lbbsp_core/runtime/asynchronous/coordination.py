@@ -36,9 +36,6 @@ Table = npt.NDArray[np.float32]
 QUESTION_INTEGERS: Final = 14
 """Integers of a question: kind, number, and values. An `Answer` has fewer."""
 
-TOLD_INTEGERS: Final = 5
-"""Integers that one question tells at most, after their place among all that a worker tells."""
-
 LOG_ROWS: Final = 64
 """Maximum number of pushes that one reading of the log returns, after a row with their number."""
 
@@ -50,16 +47,15 @@ LOG_WIDTH: Final = 2 * PUSH_INTEGERS
 class Question(IntEnum):
     """Kind of a question that a worker asks."""
 
-    COMPARE = 1
-    CLAIM = 2
-    PUSH = 3
-    ENTERED = 4
-    APPLIED = 5
-    FINISH = 6
-    TELL = 7
-    READ = 8
-    CLAIM_PART = 9
-    AWAITED = 10
+    TELL = 1
+    READ = 2
+    CLAIM = 3
+    CLAIM_PART = 4
+    AWAITED = 5
+    PUSH = 6
+    ENTERED = 7
+    APPLIED = 8
+    FINISH = 9
 
 
 class Answer(NamedTuple):
@@ -72,10 +68,10 @@ class Answer(NamedTuple):
         updates: Number of updates of the model.
         active: Number of workers that have not departed.
         reserve: 1 if the running iteration has a reserve, or else 0.
-        first: Answer to the question: position of the first claimed sample, fingerprint of a
-            compared fact, an integer that a worker has told, or 1 for yes and 0 for no.
-        second: Position after the last claimed sample, the next integer that the worker has told,
-            or the samples of a complete sum; 0 for other questions.
+        first: Answer to the question: position of the first claimed sample, a fact, or 1 for yes
+            and 0 for no.
+        second: Position after the last claimed sample, or the samples of a complete sum; 0 for
+            other questions.
     """
 
     number: int = 0
@@ -136,15 +132,14 @@ def read_report(integers: Sequence[int], step_overhead: float) -> PartsReport:
 class CoordinatorService:
     """Answers the tables of questions that workers push.
 
-    Fact 0 is the fingerprint of the options; the reference of any other fact is the value of the
-    first worker that compares it.
+    Facts are integers by number, each that of the first worker which tells it; that of number 0 is
+    the fingerprint of the options.
     """
 
     def __init__(self, coordinator: Coordinator, fingerprint: int) -> None:
         self._coordinator = coordinator
         self._facts = {0: fingerprint}
         self._answers = [(0, 0, 0)] * len(coordinator.released)  # number, first and second
-        self._told: dict[tuple[int, int], int] = {}  # integers by worker and place
 
     def answer(self, table: Table) -> Table:
         """Answers the question of one worker, and updates the counts in the rows of all workers.
@@ -182,8 +177,10 @@ class CoordinatorService:
         coordinator = self._coordinator
         first, second = 0, 0
         match question:
-            case Question.COMPARE:
-                first = self._facts.setdefault(values[0], values[1])
+            case Question.TELL:
+                first = self._facts.setdefault(*values[:2])
+            case Question.READ:
+                first = self._facts.get(values[0], 0)
             case Question.CLAIM:
                 first, second = coordinator.claim(worker, *values[:2])
             case Question.PUSH:
@@ -203,14 +200,6 @@ class CoordinatorService:
                 first, second = summed is not None, summed or 0
             case Question.APPLIED:
                 coordinator.applied()
-            case Question.TELL:
-                place, *told = values
-                self._told |= {
-                    (worker, place + k): value for k, value in enumerate(told[:TOLD_INTEGERS])
-                }
-            case Question.READ:
-                whose, place = values[:2]
-                first, second = (self._told.get((whose, place + k), 0) for k in (0, 1))
         return int(first), second
 
 
