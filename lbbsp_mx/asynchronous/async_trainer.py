@@ -224,13 +224,10 @@ class AsyncTrainer(OwnTrainer):
 
         Also takes part in iterations of others for which no samples were left.
         """
-        if self._session.drop_part():
-            self._end_iteration(0)
-        while self._session.is_awaited():
+        while self._session.owes_step():
             self._end_iteration(0)
 
     def _end_iteration(self, batch_size: int) -> None:
-        self._servers.add_kept()
         self._session.end_step(batch_size)
         mark_gradients([self._params[i] for i in self._servers.learning], is_fresh=False)
         self._read(self._servers.learning)
@@ -410,9 +407,10 @@ class _Servers:
     def push_gradients(self, *, to_sum: bool) -> None:
         """Pushes this worker's new gradients, and waits until the servers have received them."""
         first = self.keys.sums if to_sum else 0
-        fresh = clear_stale(self._params[i] for i in self.learning)
-        numbers = [i for i, new in zip(self.learning, fresh, strict=True) if new]
-        self._push([first + i for i in numbers], [self._params[i].list_grad() for i in numbers])
+        if self._kept:
+            self.keep_gradients()
+        gradients, self._kept = self._kept or self._new_gradients(), {}
+        self._push([first + i for i in gradients], list(gradients.values()))
 
     def apply_sums(self, scale: float) -> None:
         """Lets the servers update the parameters by their sums, times `scale`; empties the sums."""
@@ -429,24 +427,18 @@ class _Servers:
 
     def keep_gradients(self) -> None:
         """Adds this worker's new gradients to those of earlier parts of its iteration."""
-        self.add_kept()
-        fresh = clear_stale(self._params[i] for i in self.learning)
-        for i, new in zip(self.learning, fresh, strict=True):
-            if new:
-                self._kept[i] = [array.copy() for array in self._params[i].list_grad()]
+        for i, gradients in self._new_gradients().items():
+            if i not in self._kept:
+                self._kept[i] = [array.copy() for array in gradients]
+                continue
+            for total, gradient in zip(self._kept[i], gradients, strict=True):
+                total += gradient
 
-    def add_kept(self) -> None:
-        """Adds the gradients that were kept to the new ones."""
-        for i, kept in self._kept.items():
-            for total, data, gradient in zip(
-                kept, self._params[i]._data, self._params[i].list_grad(), strict=True
-            ):
-                if data._fresh_grad:
-                    gradient += total
-                else:
-                    total.copyto(gradient)
-                data._fresh_grad = True
-        self._kept = {}
+    def _new_gradients(self) -> dict[int, Arrays]:
+        """Returns the gradients that a batch has computed, by parameter."""
+        fresh = clear_stale(self._params[i] for i in self.learning)
+        pairs = zip(self.learning, fresh, strict=True)
+        return {i: self._params[i].list_grad() for i, is_new in pairs if is_new}
 
     def wait_for_gradients(self) -> None:
         """Waits until this worker has computed its gradients."""

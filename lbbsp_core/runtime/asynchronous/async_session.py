@@ -252,12 +252,17 @@ class AsyncSession:
         """Whether batches were assigned that have had no step yet."""
         return bool(self._claims)
 
-    def is_awaited(self) -> bool:
-        """Returns whether the others have an iteration in which there are no samples left for this.
+    def owes_step(self) -> bool:
+        """Returns whether `end_step` must follow without samples, where a worker stops drawing.
 
-        This worker then takes part in it by `end_step` without samples. Call it when all batches
-        that `claim` has assigned have had their step.
+        It ends an iteration of which this worker has computed a part, and drops the part that was
+        claimed next; or it takes part in one of the others in which no samples are left for this.
         """
+        if self._parts is not None:
+            self._parts.drop()
+            self._part = None
+            self._claims.clear()
+            return True
         if not ends_together(self.sync):
             return False
         return bool(self._ask(Question.AWAITED, self._iterations, self._limit).first)
@@ -265,9 +270,9 @@ class AsyncSession:
     def claim_part(self, samples: int) -> bool:
         """Claims a part of the running iteration, when a batch of `samples` of it is computed.
 
-        Returns whether there is one: `claim` returns it next, and the iteration goes on.
+        Call `check_batch` before. Returns whether there is one: `claim` returns it next, and the
+        iteration goes on.
         """
-        self.check_batch(samples)
         if self._parts is None:
             is_ahead = len(self._claims) > 1  # what comes next belongs to the next iteration
             if is_ahead or not self._answer.reserve:
@@ -293,23 +298,11 @@ class AsyncSession:
                 f"{samples!r}: draw batches by trainer.batch_sampler(...)"
             )
 
-    def drop_part(self) -> bool:
-        """Drops a part that was claimed, but not computed; returns whether `end_step` must follow.
-
-        Call it where a worker leaves an iteration over the data.
-        """
-        if self._parts is None:
-            return False
-        self._parts.drop()
-        self._part = None
-        self._claims.clear()
-        return True
-
     def end_step(self, samples: int) -> None:
         """Pushes the gradients of an iteration, and waits until this worker may proceed.
 
         Call `claim_part` before; `samples` are those that were passed to it last. Without samples,
-        this worker takes part in an iteration of the others, see `is_awaited`.
+        this worker takes part in an iteration of the others, see `owes_step`.
         """
         busy_seconds, drivers, _ = self._meter.reach()
         if not samples:
