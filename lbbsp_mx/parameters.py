@@ -45,6 +45,28 @@ def normalises_batches(params: Iterable[gluon.Parameter]) -> bool:
     return bool(means - {id(x.running_mean) for x in layers if x._kwargs["use_global_stats"]})
 
 
+def learning(params: Iterable[gluon.Parameter]) -> list[int]:
+    """Returns the numbers of the parameters that learn."""
+    return [number for number, param in enumerate(params) if param.grad_req != "null"]
+
+
+def settings_of(params: Sequence[gluon.Parameter], learned: Sequence[int]) -> dict[str, str]:
+    """Returns how parameters learn, by name; at the start those with the numbers `learned` did."""
+    changed = sorted({*learned} ^ {*learning(params)})
+    return {
+        "lr_mult of parameters": _factors(param.lr_mult for param in params),
+        "wd_mult of parameters": _factors(param.wd_mult for param in params),
+        "grad_req of parameters": ", ".join(f"{n}: {params[n].grad_req}" for n in changed)
+        or "as at the start",
+    }
+
+
+def _factors(values: Iterable[float]) -> str:
+    """Returns the factors that are not 1, with the numbers of their parameters."""
+    others = (f"{number}: {value:g}" for number, value in enumerate(values) if value != 1)
+    return ", ".join(others) or "all 1"
+
+
 def require_dense(param: gluon.Parameter) -> None:
     """Raises an error if a parameter or its gradient is sparse."""
     if param._stype != "default" or param._grad_stype != "default":

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import mxnet as mx
 import numpy as np
-import numpy.typing as npt
 from mxnet import gluon
 from mxnet.optimizer import Optimizer
 
@@ -29,14 +28,16 @@ from lbbsp_mx.parameters import (
     Parameters,
     as_created,
     devices_of,
+    learning,
     normalises_batches,
     require_dense,
+    settings_of,
 )
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.server_optimizer import Keys, ServerOptimizer
 from lbbsp_mx.trainer.base import OwnTrainer, Unavailable
 from lbbsp_mx.trainer.session import with_granularity
-from lbbsp_mx.trainer.stages import clear_stale, learning, mark_gradients
+from lbbsp_mx.trainer.stages import clear_stale, mark_gradients
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -293,21 +294,16 @@ class AsyncTrainer(OwnTrainer):
 
     def _refuse_changes(self) -> None:
         """Raises an error if settings that the servers received at the start have changed."""
-        now, before = learning(self._params), self._servers.learning
-        if now != before:
-            raise ValueError(
-                f"the indices of parameters with gradients were {before} when the trainer was "
-                f"created and are {now} now: set grad_req before"
-            )
+        for name, now in settings_of(self._params, self._servers.learning).items():
+            if now != (before := self._servers.settings[name]):
+                raise ValueError(
+                    f"{name} must be those of the time when the trainer was created, with which "
+                    f"the optimizer runs on the servers ({before}), got {now}: set them before"
+                )
         if self._shares and any(param.grad_req == "add" for param in self._params):
             raise ValueError(
                 "share_work adds up the gradients of the parts of an iteration itself, and "
                 "grad_req='add' would count them again: let it be 'write', or leave share_work out"
-            )
-        if _multipliers(self._params) != self._servers.multipliers:
-            raise ValueError(
-                "lr_mult or wd_mult of a parameter has changed since the trainer was created, and "
-                "the optimizer runs on the servers with those of that time: set them before"
             )
         if not self._servers.holds_what_was_read():
             raise ValueError(
@@ -315,7 +311,7 @@ class AsyncTrainer(OwnTrainer):
                 "or the like), and the model is on the servers: load or set them before the "
                 "trainer is created, or train with lbbsp_mx.Trainer"
             )
-        if getattr(self, "_amp_loss_scaler", None) is not None:
+        if self._loss_scaler is not None:
             raise ValueError(
                 "amp cannot be used, because it changes the scale of the loss and the servers "
                 "divide by a constant: leave amp out, or train with lbbsp_mx.Trainer"
@@ -359,7 +355,8 @@ class _Servers:
         self._native = runtime().native("dist_async" if cluster.in_cluster() else "local", 120.0)
         self.rank, self.workers = self._native.rank, self._native.num_workers
         self.keys = Keys(len(params), int(env.cluster().get("DMLC_NUM_SERVER", 1)))
-        self.learning, self.multipliers = learning(params), _multipliers(params)
+        self.learning = learning(params)
+        self.settings = settings_of(params, self.learning)
         self._answers = mx.nd.array(coordination.empty_questions(self.workers))
         self._params = params
         self._kept: dict[int, Arrays] = {}  # sums over the parts of an iteration, by parameter
@@ -454,17 +451,13 @@ class _Servers:
 
     def holds_what_was_read(self) -> bool:
         """Returns whether the script has left the parameters as `read` has set them."""
-        return np.array_equal(self._read, self._squares(), equal_nan=True)
+        now = self._squares()  # beside the backward pass, as before beside the loader
+        return np.array_equal(self._read.asnumpy(), now.asnumpy(), equal_nan=True)
 
-    def _squares(self) -> npt.NDArray[np.float32]:
-        """Returns the sum of squares of each parameter that learns."""
+    def _squares(self) -> mx.nd.NDArray:
+        """Queues the sum of squares of each parameter that learns."""
         arrays = [self._params[i].list_data()[0].as_nd_ndarray() for i in self.learning]
-        return mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)).asnumpy()
-
-
-def _multipliers(params: Sequence[gluon.Parameter]) -> list[tuple[float, float]]:
-    """Returns what multiplies the rate and the decay of each parameter."""
-    return [(param.lr_mult, param.wd_mult) for param in params]
+        return mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays))
 
 
 def _check_servers_are_free() -> None:

@@ -27,11 +27,16 @@ from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.extensions.settings import Setting, Settings, SettingsComparison
 from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_mx.fence import wait_for
-from lbbsp_mx.parameters import exchange_whole, is_sparse, network_of
+from lbbsp_mx.parameters import (
+    exchange_whole,
+    is_sparse,
+    learning,
+    network_of,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-    from lbbsp_mx.reliability.parts import TrainerParts
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -70,7 +75,7 @@ class Agreement:
     """
 
     def __init__(
-        self, trainer: TrainerParts, session: PipelinedSession, leader: Agreement | None = None
+        self, trainer: gluon.Trainer, session: PipelinedSession, leader: Agreement | None = None
     ) -> None:
         self._trainer, self._session = trainer, session
         self._compared = [self] if leader is None else []
@@ -79,7 +84,7 @@ class Agreement:
         self._has_drawn = self._has_stepped = session.workers == 1
         self._thread = threading.get_ident()
         self._hyperparameters = _hyperparameters(trainer.optimizer)
-        self._learned = [param.grad_req != "null" for param in trainer.params]
+        self._learned = learning(trainer._params)
 
     def join(self) -> None:
         """Lets what must be equal be compared in the steps of the leader, if there is one."""
@@ -101,7 +106,7 @@ class Agreement:
             return
         self._has_drawn = True
         rows = self._gather(_DRAW)
-        are_sent = all(param._deferred_init for param in self._trainer.unsent)
+        are_sent = all(param._deferred_init for param in self._trainer._params_to_init)
         if are_sent and all(row == rows[0] for row in rows):
             return
         others = _differing([row.digest for row in rows])
@@ -178,8 +183,8 @@ class Agreement:
 
     def _others(self) -> list[gluon.Parameter]:
         """Returns further parameters of the network, without statistics of its layers."""
-        own = set(map(id, self._trainer.params))
-        others = [param for param in network_of(self._trainer.params) if id(param) not in own]
+        own = set(map(id, self._trainer._params))
+        others = [param for param in network_of(self._trainer._params) if id(param) not in own]
         return [param for param in others if param._data is not None and param._differentiable]
 
     def _gather(self, call: int) -> list[_Row]:
@@ -187,15 +192,15 @@ class Agreement:
         seen = blake2b(digest_size=6)
 
         def learned() -> Iterator[npt.NDArray[Any]]:
-            for param, is_learned in zip(self._trainer.params, self._learned, strict=True):
+            for number, param in enumerate(self._trainer._params):
                 if not param._deferred_init:
                     array = np.ascontiguousarray(param.list_data()[0].asnumpy())
                     seen.update(array.data)
-                    if is_learned:
+                    if number in self._learned:
                         yield array
 
         others = self._others() if call == _STEP else []
-        _wait_for_readers([*self._trainer.params, *others])
+        _wait_for_readers([*self._trainer._params, *others])
         digest = Digest.of(learned()).to_integer()
         bits = int.from_bytes(seen.digest(), "big")
         of_others = Digest.of(param._data[0].asnumpy() for param in others).to_integer()
@@ -211,10 +216,10 @@ class Agreement:
 
     def _broadcast(self) -> None:
         self._share_shapes()
-        waiting = {id(param) for param in self._trainer.unsent}
-        self._trainer.send()  # sends those that the servers do not know yet
-        store = self._trainer.store
-        for number, param in enumerate(self._trainer.params):
+        waiting = {id(param) for param in self._trainer._params_to_init}
+        self._trainer._send_known()  # sends those that the servers do not know yet
+        store = self._trainer._store
+        for number, param in enumerate(self._trainer._params):
             if id(param) in waiting or param._deferred_init:
                 continue
             if is_sparse(param):
@@ -224,7 +229,7 @@ class Agreement:
 
     def _share_shapes(self) -> None:
         """Creates parameters that another worker has created, because it knows their shapes."""
-        params = self._trainer.params
+        params = self._trainer._params
         mine = [None if param._deferred_init else list(param.shape) for param in params]
         texts = gather_bytes(self._session.collectives, json.dumps(mine).encode())
         for param, *shapes in zip(params, *map(json.loads, texts), strict=True):
@@ -247,7 +252,7 @@ class Agreement:
 
     def _weights(self) -> Iterator[npt.NDArray[Any]]:
         """Returns the weights that must be equal on all workers, once the batch is computed."""
-        params = [param for each in self._compared for param in each._trainer.params]
+        params = [param for each in self._compared for param in each._trainer._params]
         learned = [each for each in params if each.grad_req != "null" and each._data is not None]
         _wait_for_readers(learned)
         return (param.list_data()[0].asnumpy() for param in learned)
@@ -262,21 +267,14 @@ class Agreement:
         }
 
     def _own_settings(self) -> dict[str, Setting]:
-        optimizer, params = self._trainer.optimizer, self._trainer.params
+        trainer, optimizer = self._trainer, self._trainer.optimizer
         updates, schedule = optimizer.num_update, optimizer.lr_scheduler
         settings: dict[str, Setting] = {
             # The rate of the coming update: a schedule may not be defined for update 0.
             "learning rate": float(optimizer.lr if schedule is None else schedule(updates + 1)),
             "number of updates": updates,
-            "rescale_grad": float(self._trainer.scale),
-            "lr_mult of parameters": _factors(param.lr_mult for param in params),
-            "wd_mult of parameters": _factors(param.wd_mult for param in params),
-            "grad_req of parameters": ", ".join(
-                f"{number}: {param.grad_req}"
-                for number, param in enumerate(params)
-                if (param.grad_req != "null") != self._learned[number]
-            )
-            or "as at the start",
+            "rescale_grad": float(trainer._scale),
+            **settings_of(trainer._params, self._learned),
         }
         own = ((name, getattr(optimizer, name, None)) for name in self._hyperparameters)
         return settings | {name: each for name, each in own if isinstance(each, bool | int | float)}
@@ -306,12 +304,6 @@ def _wait_for_readers(params: Iterable[gluon.Parameter]) -> None:
     reads them then gets other values.
     """
     wait_for([param.list_grad() for param in params if param._grad is not None])
-
-
-def _factors(values: Iterable[float]) -> str:
-    """Returns the factors that are not 1, with the numbers of their parameters."""
-    others = (f"{number}: {value:g}" for number, value in enumerate(values) if value != 1)
-    return ", ".join(others) or "all 1"
 
 
 def _hyperparameters(optimizer: mx.optimizer.Optimizer) -> list[str]:

@@ -25,8 +25,9 @@ from lbbsp_mx.reliability import states
 from lbbsp_mx.reliability.agreement import ends_epoch
 
 if TYPE_CHECKING:
+    from mxnet import gluon
+
     from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-    from lbbsp_mx.reliability.parts import TrainerParts
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -42,7 +43,7 @@ class Checkpoints:
     """Checkpoints of one trainer."""
 
     def __init__(
-        self, trainer: TrainerParts, session: PipelinedSession, check_single: Callable[[], None]
+        self, trainer: gluon.Trainer, session: PipelinedSession, check_single: Callable[[], None]
     ) -> None:
         self._trainer, self._session = trainer, session
         self._check_single = check_single  # raises an error if several trainers share the batches
@@ -96,7 +97,7 @@ class Checkpoints:
         require_path("folder", folder)
         require_every(every, folder)
         check_states(self._session.balancer)
-        states.require_dense_weights(self._trainer.params)
+        states.require_dense_weights(self._trainer._params)
         states.optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
         writer = self._writer_to(folder)
         found = self.load(folder)
@@ -183,7 +184,7 @@ class Checkpoints:
         self, session_state: Json, session_arrays: Any, *, with_parameters: bool = True
     ) -> Checkpoint:
         optimizer, optimizer_arrays = states.optimizer_state(self._trainer)
-        arrays = states.parameter_arrays(self._trainer.params) if with_parameters else {}
+        arrays = states.parameter_arrays(self._trainer._params) if with_parameters else {}
         arrays |= {_SESSION + name: each for name, each in session_arrays.items()}
         arrays |= {_OPTIMIZER + name: each for name, each in optimizer_arrays.items()}
         state: Json = {"session": session_state, "optimizer": optimizer, "given": self._given}
@@ -198,14 +199,14 @@ class Checkpoints:
         here = self._facts() if has_session else _common(self._facts(), found.facts)
         known = found.facts if self._session.order is not None else _common(found.facts, here)
         check_same_job(where, known, here)
-        weights, params = _named(arrays, states.PARAMETER), self._trainer.params
+        weights, params = _named(arrays, states.PARAMETER), self._trainer._params
         if weights:
             states.check_parameters(where, params, weights)
         own = state["optimizer"], _named(arrays, _OPTIMIZER)
         restore = states.read_optimizer(self._trainer, *own)
         if weights:
             states.restore_parameters(params, weights)  # gluon may drop its store and optimizer
-            self._trainer.send()
+            self._trainer._send_known()
         restore()
         if self._session.rank == 0:
             warn_of_changes(state.get("given", {}), self._given, lambda _: _FROM_CHECKPOINT)

@@ -19,7 +19,6 @@ from mxnet import gluon
 from lbbsp_core.runtime.checkpoint.checkpoint import Arrays, Json, from_json, records_of, to_json
 from lbbsp_core.runtime.loop.session_state import settings_of
 from lbbsp_mx.parameters import is_sparse
-from lbbsp_mx.reliability.parts import TrainerParts
 
 Params: TypeAlias = Sequence[gluon.Parameter]
 
@@ -63,17 +62,17 @@ class _Rows(NamedTuple):
 _RECORDS = records_of(_Entries(()))
 
 
-def optimizer_state(trainer: TrainerParts) -> tuple[Json, Arrays]:
+def optimizer_state(trainer: gluon.Trainer) -> tuple[Json, Arrays]:
     """Returns the state of a trainer's optimizer, its learning rate and schedule included."""
     arrays: Arrays = {}
     state: Json = {
         "objects": [_object_state(each, arrays) for each in _owners(trainer).values()],
-        "states": _saved("the state of a parameter", trainer.updaters[0].states, arrays),
+        "states": _saved("the state of a parameter", trainer._state_updaters[0].states, arrays),
     }
     return state, arrays
 
 
-def given_settings(trainer: TrainerParts) -> dict[str, str]:
+def given_settings(trainer: gluon.Trainer) -> dict[str, str]:
     """Returns the settings of an optimizer and its schedule, before a step has changed one."""
     found = {}
     for what, owner in _owners(trainer).items():
@@ -82,7 +81,7 @@ def given_settings(trainer: TrainerParts) -> dict[str, str]:
     return settings_of(found)
 
 
-def read_optimizer(trainer: TrainerParts, state: Json, arrays: Arrays) -> Callable[[], None]:
+def read_optimizer(trainer: gluon.Trainer, state: Json, arrays: Arrays) -> Callable[[], None]:
     """Reads the state of `optimizer_state`; returns a function that gives it to the optimizer.
 
     Nothing has changed if it is of another optimizer, or cannot be read.
@@ -90,7 +89,7 @@ def read_optimizer(trainer: TrainerParts, state: Json, arrays: Arrays) -> Callab
     owners, found = _owners(trainer), cast(Any, state)
 
     def read(value: Json) -> Any:
-        return _of_mxnet(from_json(value, arrays, _RECORDS), trainer.contexts[0])
+        return _of_mxnet(from_json(value, arrays, _RECORDS), trainer._contexts[0])
 
     try:
         attributes = [
@@ -98,7 +97,7 @@ def read_optimizer(trainer: TrainerParts, state: Json, arrays: Arrays) -> Callab
             for (what, owner), saved in zip(owners.items(), found["objects"], strict=True)
         ]
         # Every device gets arrays of its own.
-        states = [dict(read(found["states"])) for _ in trainer.device_updaters]
+        states = [dict(read(found["states"])) for _ in trainer._updaters]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the state of an optimizer cannot be read: {error!r}") from None
 
@@ -108,7 +107,7 @@ def read_optimizer(trainer: TrainerParts, state: Json, arrays: Arrays) -> Callab
                 setattr(owner, name, value)
         _share_counts(trainer)
         # The optimizer of a store has one state, on whichever device.
-        for updater, own in zip(trainer.updaters, states, strict=False):
+        for updater, own in zip(trainer._state_updaters, states, strict=False):
             updater.states = own
             updater.states_synced = dict.fromkeys(own, False)
 
@@ -165,7 +164,7 @@ def restore_parameters(params: Params, arrays: Arrays) -> None:
         param._load_init(create(array, dtype=array.dtype), None)
 
 
-def _share_counts(trainer: TrainerParts) -> None:
+def _share_counts(trainer: gluon.Trainer) -> None:
     """Gives every device the number of updates of each parameter.
 
     It decides the size of an update, and may have been saved with fewer devices, or by a store that
@@ -175,17 +174,17 @@ def _share_counts(trainer: TrainerParts) -> None:
     latest: dict[Any, int] = {}
     for each in counts.values():
         latest |= {index: max(count, latest.get(index, 0)) for index, count in each.items()}
-    for device in {*counts, *(context.device_id for context in trainer.contexts)}:
+    for device in {*counts, *(context.device_id for context in trainer._contexts)}:
         counts[device] = dict(latest)
 
 
-def _owners(trainer: TrainerParts) -> dict[str, object]:
+def _owners(trainer: gluon.Trainer) -> dict[str, object]:
     """Returns the objects whose attributes change in a training, or None where one is missing."""
     schedule = trainer.optimizer.lr_scheduler
     return {
         "optimizer": trainer.optimizer,
         "learning rate schedule": schedule,
-        "loss scaler": trainer.loss_scaler,  # of mixed precision
+        "loss scaler": trainer._loss_scaler,  # of mixed precision
         **_inner_schedules("learning rate schedule", schedule, [schedule]),
     }
 

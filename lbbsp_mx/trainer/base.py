@@ -31,6 +31,11 @@ class OwnTrainer(gluon.Trainer):
         """Excludes the running step from learning, because it contains other work."""
         self._session.exclude_step()
 
+    @property
+    def _loss_scaler(self) -> Any:
+        """Loss scaler of mixed precision, or None."""
+        return getattr(self, "_amp_loss_scaler", None)
+
     def __deepcopy__(self, memo: dict[int, object]) -> OwnTrainer:
         """Returns itself: the parameters of a copied network refer to the trainer."""
         return self

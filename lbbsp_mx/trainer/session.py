@@ -25,7 +25,6 @@ from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster
 from lbbsp_mx.parameters import devices_of, normalises_batches, require_unique_names
-from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.kvstore import GLUON_NAME, NAME, SharedStore, kind_of, make_store
 from lbbsp_mx.store.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS, runtime
 from lbbsp_mx.trainer.base import UnavailableError
@@ -132,13 +131,13 @@ def refuse_inexact(params: Sequence[gluon.Parameter], mean_loss: bool, accumulat
 
 
 def start_session(
-    trainer: TrainerParts, total: int | None, options: SessionOptions, parts: int
+    trainer: gluon.Trainer, total: int | None, options: SessionOptions, parts: int
 ) -> PipelinedSession:
     """Creates the session of a trainer with the global batch size `total`.
 
     `parts` are the loader batches of a step.
     """
-    store, contexts = trainer.store, trainer.contexts
+    store, contexts = trainer._store, trainer._contexts
     if total is None:
         return cast(PipelinedSession, Unplanned(store))
     options = options.for_workers(store.workers, total)
@@ -148,7 +147,7 @@ def start_session(
             rows = store.all_gather(rows[0])
             compare_facts(["accumulate"], [row[:1] for row in rows])
         options = with_granularity(options, [count for _, count in rows], total, parts)
-    facts = {"parameters": len(trainer.params), "accumulate": parts}
+    facts = {"parameters": len(trainer._params), "accumulate": parts}
     devices = devices_of(contexts)
     return runtime().open_session(store, total, options, facts=facts, parts=parts, devices=devices)
 

@@ -15,7 +15,7 @@ import numpy as np
 from mxnet import gluon
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_mx.parameters import Arrays, put_rows
+from lbbsp_mx.parameters import Arrays, learning, put_rows
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.trainer.steps import StepSizes
 
@@ -247,11 +247,6 @@ def _restore(gradient: mx.nd.NDArray, summed: np.ndarray) -> None:
 
 
 # Gradients that a batch has computed, which gluon marks as fresh
-
-
-def learning(params: Sequence[gluon.Parameter]) -> list[int]:
-    """Returns the numbers of the parameters that learn."""
-    return [number for number, param in enumerate(params) if param.grad_req != "null"]
 
 
 def clear_stale(params: Iterable[gluon.Parameter]) -> list[bool]:

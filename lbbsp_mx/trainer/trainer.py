@@ -28,7 +28,6 @@ from lbbsp_mx.parameters import (
 )
 from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints
-from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.kvstore import SharedStore
 from lbbsp_mx.store.native import runtime
@@ -103,6 +102,21 @@ class StoreTrainer(OwnTrainer):
         for param in sparse:
             exchange_whole(param, partial(self._store.broadcast, self._param2idx[param.name]))
         self._connect(param for param in waiting if param not in self._params_to_init)
+
+    def _send_known(self) -> None:
+        """Sends parameters that have a shape by now, if there is a store; a collective."""
+        if self._kv_initialized:
+            self._init_params()
+
+    @property
+    def _state_updaters(self) -> list[mx.optimizer.Updater]:
+        """Updaters that keep the states: that of a store that updates, or those of the devices.
+
+        A store that will update, and does not exist yet, takes over those of the first device.
+        """
+        if getattr(self, "_update_on_kvstore", False):
+            return [self._kvstore._updater]
+        return list(self._updaters)
 
     def _connect(self, params: Iterable[gluon.Parameter]) -> None:
         """Connects the layers of these parameters that normalise over all workers."""
@@ -228,15 +242,14 @@ class Trainer(TrainingControl, StoreTrainer):
         self._total = 0.0  # by which gradients are divided; 0 if none are summed
         self._is_mean = False  # whether the gradients are divided already
         self._clipped: Arrays = []  # parameters whose gradients were summed early, for clipping
-        self._parts = parts = TrainerParts(self)
         if beside is None:
-            session = start_session(parts, global_batch_size, chosen, accumulate)
+            session = start_session(self, global_batch_size, chosen, accumulate)
             self._steps = Steps(session, Draws(accumulate, len(self._contexts)))
         else:
             self._steps = StepsBeside(beside._steps)
         self._session = session = self._steps.session
-        self._agreement = Agreement(parts, session, beside and beside._agreement)
-        self._checkpoints = Checkpoints(parts, session, self._steps.check_single)
+        self._agreement = Agreement(self, session, beside and beside._agreement)
+        self._checkpoints = Checkpoints(self, session, self._steps.check_single)
         if beside is None and global_batch_size is not None:
             # Peers wait for the message of the last barrier, which comes first; a slow file system
             # comes last.
@@ -434,7 +447,7 @@ class Trainer(TrainingControl, StoreTrainer):
 
     def _needs_sums(self, ignores_stale: bool) -> bool:
         """Returns whether the sums must be complete before the update is queued."""
-        is_mixed = self._parts.loss_scaler is not None
+        is_mixed = self._loss_scaler is not None
         learns_total = self._steps.weight is not None or self._steps.is_beside
         reads = any(stage.reads_sums(ignores_stale=ignores_stale) for stage in self._stages)
         return self._store.workers > 1 and (is_mixed or learns_total or reads)

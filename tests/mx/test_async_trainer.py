@@ -293,9 +293,9 @@ def write_in_place(net):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda net: net.collect_params().setattr("grad_req", "null"), "set grad_req before"),
-        (lambda net: net.collect_params(".*bias").setattr("wd_mult", 0.0), "set them before"),
-        (lambda net: net.collect_params(".*bias").setattr("lr_mult", 2.0), "set them before"),
+        (lambda net: net.collect_params().setattr("grad_req", "null"), "grad_req .*: set them"),
+        (lambda net: net.collect_params(".*bias").setattr("wd_mult", 0.0), "1: 0, 3: 0: set them"),
+        (lambda net: net.collect_params(".*bias").setattr("lr_mult", 2.0), r"\(all 1\), got 1: 2"),
         (clip, "parameters have changed since the trainer read them"),
         (load, "load or set them before the trainer is created"),
         (write_in_place, "parameters have changed since the trainer read them"),

@@ -361,7 +361,7 @@ def test_what_cannot_be_saved_is_named_with_the_remedy(tmp_path):
 
 def test_attributes_of_other_objects_are_refused():
     it, _ = trainer(network())
-    state, arrays = optimizer_state(it._parts)
+    state, arrays = optimizer_state(it)
     optimizer, schedule, scaler = state["objects"]
 
     def changed(**attributes):
@@ -378,9 +378,9 @@ def test_attributes_of_other_objects_are_refused():
         (None, "cannot be read"),
     ]:
         with pytest.raises(ValueError, match=message):
-            read_optimizer(it._parts, {**state, "objects": objects}, arrays)
+            read_optimizer(it, {**state, "objects": objects}, arrays)
     with pytest.raises(ValueError, match="cannot be read"):
-        read_optimizer(it._parts, {**state, "states": 7}, arrays)
+        read_optimizer(it, {**state, "states": 7}, arrays)
 
 
 def test_a_folder_of_another_job_is_refused_by_name(owned_folder):

@@ -165,11 +165,11 @@ def saved_together():
     done.set()
     if RANK == 0:
         reader.join()
-    state = optimizer_state(trainer._parts)[0]
+    state = optimizer_state(trainer)[0]
     trainer.load_states(str(path))
     left = [each.name for each in FOLDER.iterdir() if each.name.startswith("together")]
     return {"reads": len(reads), "steps": sorted(set(reads)), "left": left,
-            "same": state == optimizer_state(trainer._parts)[0]}  # fmt: skip
+            "same": state == optimizer_state(trainer)[0]}  # fmt: skip
 
 
 result("together", saved_together())
