@@ -59,6 +59,12 @@ def _first_elements(arrays: Sequence[Array]) -> mx.nd.CachedOp:
     return mx.nd.CachedOp(elements, [("static_alloc", True), ("static_shape", True)])
 
 
+def first_element(array: Array) -> Array:
+    """Queues a copy of one element, which is complete when the array has its current value."""
+    array = array.as_nd_ndarray()
+    return array.slice(begin=(0,) * array.ndim, end=(1,) * array.ndim)
+
+
 def arrays_in(values: Any) -> Iterator[Array]:
     """Yields the arrays in a nested list."""
     if hasattr(values, "wait_to_read"):

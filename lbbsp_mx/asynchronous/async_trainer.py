@@ -211,7 +211,7 @@ class AsyncTrainer(OwnTrainer):
         params = [self._params[number] for number in self._servers.learning]
         clear_stale(params)
         self._update(ignore_stale_grad)  # without updaters it only checks the gradients
-        self._servers.wait_for_gradients()
+        wait_for(param.list_grad() for param in params)
         self._steps += 1
         if self._session.claim_part(batch_size):
             self._servers.keep_gradients()
@@ -436,10 +436,6 @@ class _Servers:
         fresh = clear_stale(self._params[i] for i in self.learning)
         pairs = zip(self.learning, fresh, strict=True)
         return {i: self._params[i].list_grad() for i, is_new in pairs if is_new}
-
-    def wait_for_gradients(self) -> None:
-        """Waits until this worker has computed its gradients."""
-        wait_for(self._params[i].list_grad() for i in self.learning)
 
     def read(self, numbers: Sequence[int]) -> None:
         """Pulls the parameters with these indices."""

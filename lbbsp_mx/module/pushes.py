@@ -18,7 +18,7 @@ from mxnet.optimizer import Optimizer
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.data.data_iter import PlannedIter
 from lbbsp_mx.data.sampler import BatchSampler
-from lbbsp_mx.fence import arrays_in, wait_for
+from lbbsp_mx.fence import arrays_in, first_element, wait_for
 from lbbsp_mx.module.module_data import Source
 from lbbsp_mx.store.kvstore import PushedSteps
 from lbbsp_mx.store.native import runtime
@@ -179,7 +179,9 @@ class ModuleSteps(PushedSteps):
             # MXNet's store receives into the arrays that are pushed: waiting for these would
             # include the wait for the other workers.
             arrays = list(arrays_in(value))
-            self._computed[keys] = [*map(_first_element, arrays)] if factor == 1.0 else arrays
+            if factor == 1.0:  # pushes of sparse arrays only read them
+                arrays = [first_element(a) if a.stype == "default" else a for a in arrays]
+            self._computed[keys] = arrays
         return value if factor == 1.0 else _times(factor, value)
 
     def exchanged(self, key: Keys, pulled: Any = None) -> None:
@@ -306,10 +308,3 @@ def _times(factor: float, value: Any) -> Any:
     if isinstance(value, mx.nd.NDArray):
         return value * factor
     return [_times(factor, each) for each in value]
-
-
-def _first_element(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Returns a copy of one element, which is complete when the array has its current value."""
-    if array.stype != "default":  # pushes of sparse arrays only read them
-        return array
-    return mx.nd.slice(array, begin=(0,) * array.ndim, end=(1,) * array.ndim)

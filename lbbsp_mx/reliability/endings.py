@@ -34,18 +34,17 @@ class Endings:
     """
 
     def __init__(self) -> None:
-        self._earlier: list[WeakMethod[Ending]] = []
-        self._latest: tuple[Ending, ...] = ()
+        self._methods: list[WeakMethod[Ending]] = []
+        self._latest: tuple[Ending, ...] = ()  # kept alive
 
     def add(self, *methods: Ending) -> None:
         """Adds the bound methods of a new trainer."""
-        alive = [each for each in self._earlier if each() is not None]
-        self._earlier = alive + [WeakMethod(method) for method in self._latest]
         self._latest = methods
+        alive = [each for each in self._methods if each() is not None]
+        self._methods = [*alive, *map(WeakMethod, methods)]
 
     def run(self) -> None:
         """Calls the methods of all objects that still exist."""
-        methods = [*(each() for each in self._earlier), *self._latest]
-        for method in reversed(methods):
-            if method is not None:
+        for each in reversed(self._methods):
+            if (method := each()) is not None:
                 method()

@@ -14,7 +14,7 @@ import numpy as np
 from lbbsp_core.measure import OverlapTimer
 from lbbsp_core.runtime.exchange.buckets import in_buckets
 from lbbsp_core.runtime.reliability.liveness import BackgroundThread
-from lbbsp_mx.fence import Fence, wait_for
+from lbbsp_mx.fence import Fence, first_element, wait_for
 from lbbsp_mx.parameters import Arrays
 
 _PARTS: Final = 4
@@ -54,7 +54,7 @@ class PartFences:
         own = [fence.record(arrays) for arrays, fence, _ in parts]
         send()
         # Copies of their own: MXNet would run the operators of fences one after the other.
-        early = [_first_element(arrays[-1]) for arrays, *_ in parts[:-1]] if self.timer else []
+        early = [first_element(arrays[-1]) for arrays, *_ in parts[:-1]] if self.timer else []
         sums = [fence.record(arrays) for arrays, _, fence in parts]
         observed: list[Future[None]] = []
 
@@ -75,11 +75,6 @@ class PartFences:
         """Waits for the last sum of a part, which stands for all of them."""
         wait_for(total)
         self.timer.end()
-
-
-def _first_element(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    array = array.as_nd_ndarray()
-    return array.slice(begin=(0,) * array.ndim, end=(1,) * array.ndim)
 
 
 def _parts_of(gradients: Mapping[int, Arrays]) -> list[list[int]]:

@@ -304,22 +304,17 @@ class Trainer(TrainingControl, StoreTrainer):
                 "step must not follow allreduce_grads, because it would sum and divide the "
                 "gradients again: call update(batch_size) in its place, or step alone"
             )
-        if self._take_clipped(batch_size, weight):
-            super().update(self._total, ignore_stale_grad)
-            self._total = 0.0
-            self._end_step(self._session.step - 1)
-            return
-        self._begin(batch_size, weight)
-        step = self._session.step
-        if self._needs_sums(ignore_stale_grad):
-            self._allreduce_grads()
-            self._finish_sums()
-            super().update(self._total, ignore_stale_grad)
-        else:
-            super().step(self._total, ignore_stale_grad)  # the update is queued after the sums
-            self._steps.end(*self._waits)
-        self._total = 0.0
-        self._end_step(step)
+        if not self._take_clipped(batch_size, weight):
+            self._begin(batch_size, weight)
+            step = self._session.step
+            if not self._needs_sums(ignore_stale_grad):
+                super().step(self._total, ignore_stale_grad)  # the update is queued after the sums
+                self._steps.end(*self._waits)
+                self._total = 0.0
+                self._end_step(step)
+                return
+            self._sum()
+        self._update_by(self._total, ignore_stale_grad)
 
     def allreduce_grads(self, weight: Weight = None, batch_size: int | None = None) -> None:
         """Leaves the *mean* gradient in all workers' parameters, and decides the next plan.
@@ -341,7 +336,8 @@ class Trainer(TrainingControl, StoreTrainer):
             ValueError: As for `step`.
         """
         if not self._take_clipped(batch_size, weight):
-            self._sum(batch_size, weight)
+            self._begin(batch_size, weight)
+            self._sum()
         if self._steps.now.is_planned or self.mean_loss or self._steps.weight is not None:
             self._divide()
             self._is_mean = True
@@ -365,7 +361,10 @@ class Trainer(TrainingControl, StoreTrainer):
                 "update must follow allreduce_grads: call allreduce_grads first, or call step"
             )
         self._steps.now.check_of_means(batch_size)
-        total = 1 if self._is_mean else batch_size
+        self._update_by(1 if self._is_mean else batch_size, ignore_stale_grad)
+
+    def _update_by(self, total: float, ignore_stale_grad: bool) -> None:
+        """Ends a step whose sums are complete, which are divided by `total`."""
         self._total, self._is_mean = 0.0, False
         super().update(total, ignore_stale_grad)
         self._end_step(self._session.step - 1)
@@ -385,7 +384,8 @@ class Trainer(TrainingControl, StoreTrainer):
                 "clip_global_norm would clip by the gradients of this worker alone: call "
                 "allreduce_grads(batch_size=...) before, and update(batch_size) afterwards"
             )
-        self._sum(None, None)
+        self._begin(None, None)
+        self._sum()
         if self.mean_loss:
             self._divide()
             self._total = 1.0
@@ -416,9 +416,8 @@ class Trainer(TrainingControl, StoreTrainer):
         self._clipped = []
         return True
 
-    def _sum(self, batch_size: int | None, weight: Weight) -> None:
-        """Begins a step, and waits for the sums of its gradients."""
-        self._begin(batch_size, weight)
+    def _sum(self) -> None:
+        """Waits for the sums of the gradients of a step that has begun."""
         if self._contains_sparse_weight and self._store.workers == 1:
             raise ValueError(
                 "allreduce_grads needs dense parameters, because gluon updates sparse ones in its "
