@@ -127,6 +127,8 @@ class AsyncTrainer(OwnTrainer):
         super().__init__(params, optimizer, optimizer_params, None, None, False)
         self._updaters = []
         self._draws, self._steps, self._shares = Draws(), 0, bool(share_work)
+        self._sampler: StreamSampler | None = None  # of the running iteration over the data, which
+        self._first = self._limit = 0  # draws samples from this position on, and before this one
         self._servers = servers = _Servers(params, wait_seconds)
         self.rank, self.num_workers = servers.rank, servers.workers
         if chosen.granularity is None:  # that devices differ, workers notice when they compare
@@ -162,7 +164,8 @@ class AsyncTrainer(OwnTrainer):
 
         Workers are assigned samples on request: each sample occurs once per epoch, and a fast
         worker gets more of them. Samples that a worker has drawn but not used when it leaves an
-        iteration are dropped.
+        iteration are dropped; so are those that no worker has drawn when the first one begins with
+        another sampler.
 
         Args:
             data: The whole data set, or its number of samples.
@@ -322,8 +325,9 @@ class StreamSampler(gluon.data.Sampler):
     """Batches of this worker, assigned by the coordinator on request."""
 
     def __init__(self, trainer: AsyncTrainer, stream: SampleStream, epochs: int) -> None:
-        self._trainer, self._stream, self._epochs = trainer, stream, epochs
-        self._limit = 0
+        self._trainer, self._stream = trainer, stream
+        self._samples = epochs * stream.num_samples  # of an iteration
+        self._begun = 0  # samples of the iterations so far
 
     def __len__(self) -> int:
         raise TypeError(
@@ -332,20 +336,23 @@ class StreamSampler(gluon.data.Sampler):
         )
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._limit += self._epochs * self._stream.num_samples
-        session = self._trainer._session
-        self._trainer._leave_iteration()
+        trainer, session = self._trainer, self._trainer._session
+        trainer._leave_iteration()
         session.begin_epoch()
-        draws = self._trainer._draws
-        draws.begin(self._trainer._steps)
+        trainer._draws.begin(trainer._steps)
+        if trainer._sampler is not self:
+            trainer._sampler, trainer._first = self, trainer._limit
+        offset = self._begun - trainer._limit  # of positions that all samplers share
+        self._begun += self._samples
+        trainer._limit += self._samples
         while True:
-            begin, end = session.claim(self._limit)
+            begin, end = session.claim(trainer._limit, trainer._first)
             if begin >= end:
                 if not session.is_ahead:
-                    self._trainer._leave_iteration()
+                    trainer._leave_iteration()
                 return
-            draws.count()
-            yield self._stream.take(begin, end).tolist()
+            trainer._draws.count()
+            yield self._stream.take(begin + offset, end + offset).tolist()
 
 
 class _Servers:

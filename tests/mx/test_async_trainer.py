@@ -1,6 +1,7 @@
 """`AsyncTrainer` in one process, where every scheme is plain training."""
 
 import copy
+import itertools
 import tempfile
 
 import mxnet as mx
@@ -96,6 +97,28 @@ def test_an_epoch_at_a_time():
             backward(net, nd.array(FEATURES[samples]), nd.array(LABELS[samples]))
             trainer.step(len(samples))
         assert sorted(drawn) == list(range(SAMPLES))
+
+
+def test_samplers_follow_each_other():
+    net = network()
+    trainer = asynchronous(net)
+
+    def draw(sampler, steps=None):
+        drawn = []
+        for samples in itertools.islice(sampler, steps):
+            drawn += samples
+            backward(net, nd.array(FEATURES[samples]), nd.array(LABELS[samples]))
+            trainer.step(len(samples))
+        return drawn
+
+    first, other = trainer.batch_sampler(SAMPLES), trainer.batch_sampler(20, seed=3)
+    stream = SampleStream(SAMPLES, 5)
+    assert draw(first) == stream.take(0, SAMPLES).tolist()
+    assert draw(other) == SampleStream(20, 3).take(0, 20).tolist()
+    assert draw(first) == stream.take(SAMPLES, 2 * SAMPLES).tolist()
+    assert len(draw(first, steps=1)) == X, "and the rest is dropped"
+    for _ in range(2):
+        assert sorted(draw(trainer.batch_sampler(DATA))) == list(range(SAMPLES))
 
 
 def test_learning_rates_of_single_parameters_hold_on_the_server():

@@ -235,12 +235,16 @@ class AsyncSession:
         self._claims.clear()
         self.exclude_step()
 
-    def claim(self, limit: int) -> tuple[int, int]:
-        """Claims samples before `limit`: positions of the first and after the last."""
+    def claim(self, limit: int, first: int = 0) -> tuple[int, int]:
+        """Claims samples before `limit`: positions of the first and after the last.
+
+        Those before position `first`, which are of other data, are dropped.
+        """
         part, self._part, self._limit = self._part, None, limit
         if part is None:
             with self._meter.excluded_wait():
-                answer = self._ask(Question.CLAIM, limit, self._iterations + len(self._claims))
+                iteration = self._iterations + len(self._claims)
+                answer = self._ask(Question.CLAIM, limit, iteration, first)
             part = answer.first, answer.second
         begin, end = part
         if end > begin:

@@ -182,7 +182,7 @@ class CoordinatorService:
             case Question.READ:
                 first = self._facts.get(values[0], 0)
             case Question.CLAIM:
-                first, second = coordinator.claim(worker, *values[:2])
+                first, second = coordinator.claim(worker, *values[:3])
             case Question.PUSH:
                 samples, nanoseconds, slope, overhead, updates_seen, excluded, *rest = values
                 cost = curve(StepMessage(slope, overhead, nanoseconds, 0))
@@ -279,11 +279,13 @@ class Coordinator:
         """Ranks of the workers that have not finished."""
         return self.rounds.active
 
-    def claim(self, worker: int, limit: int, iteration: int = 0) -> tuple[int, int]:
+    def claim(self, worker: int, limit: int, iteration: int = 0, first: int = 0) -> tuple[int, int]:
         """Assigns samples before `limit` to a worker: positions of the first and after the last.
 
-        `iteration` is the number of its iteration in which it uses them; see `is_awaited`.
+        `iteration` is the number of its iteration in which it uses them; see `is_awaited`. Samples
+        before position `first` that nobody has claimed are dropped.
         """
+        self._claimed = max(self._claimed, first)
         now, sizes = self._now(), self.rounds.sizes  # time starts with the first iteration
         size = self.reserves.main(worker, sizes, now) if self.reserves else sizes[worker]
         begin, end = self._assign(size, limit)
