@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import mxnet as mx
 from mxnet import gluon
@@ -136,12 +136,16 @@ class StoreTrainer(OwnTrainer):
 
 
 @cache
-def _with_peers() -> WeakSet[Trainer]:
-    """Returns the trainers of several workers, whose gradients are summed before clipping."""
-    trainers: WeakSet[Trainer] = WeakSet()
+def _with_peers() -> WeakValueDictionary[int, Trainer]:
+    """Returns the trainers of several workers, whose gradients are summed before clipping, by id.
+
+    They are in the order of their creation, the same on all workers: a trainer sums gradients that
+    one beside it has too.
+    """
+    trainers: WeakValueDictionary[int, Trainer] = WeakValueDictionary()
 
     def sum_for_clipping(arrays: Sequence[mx.nd.NDArray]) -> None:
-        for each in trainers:
+        for each in list(trainers.values()):
             each.sum_for_clipping(arrays)
 
     compat.watch_clipping(sum_for_clipping)
@@ -268,7 +272,7 @@ class Trainer(TrainingControl, StoreTrainer):
     def _join_workers(self) -> None:
         """Compares this trainer with those of the other workers, and sends the parameters."""
         SampleWeights.of_process()
-        _with_peers().add(self)
+        _with_peers()[id(self)] = self
         if not self._steps.is_beside:
             self._fences.timer = self._session.meter.overlap
         keep_whole(self._params)

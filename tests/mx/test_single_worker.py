@@ -29,6 +29,7 @@ from waits import HANG_SECONDS
 import lbbsp_mx
 from lbbsp_mx import compat
 from lbbsp_mx.estimator.estimator import join_estimators
+from lbbsp_mx.trainer.trainer import _with_peers
 
 ROOT = Path(__file__).parents[2]
 
@@ -234,3 +235,14 @@ def test_a_server_started_as_a_worker_says_so(monkeypatch, capsys):
         runpy.run_module("lbbsp_mx.server", run_name="__main__")
     assert left.value.code == 2
     assert "DMLC_ROLE must be server or scheduler, got None" in capsys.readouterr().err
+
+
+def test_the_first_of_two_trainers_sums_their_gradients_before_they_are_clipped():
+    for _ in range(8):  # the order of a set would be one of chance
+        net = network()
+        trainer = ours(net, update_on_kvstore=False)
+        beside = lbbsp_mx.Trainer(net.collect_params(), "adam", beside=trainer)
+        _with_peers().update({id(each): each for each in (trainer, beside)})
+        backward(net, nd.array(FEATURES[:X]), nd.array(LABELS[:X]))
+        gluon.utils.clip_global_norm([p.grad() for p in net.collect_params().values()], 0.5)
+        trainer.step(X)
