@@ -52,7 +52,8 @@ class AsyncTrainer(OwnTrainer):
     model on arrival. The first server also runs a coordinator, which runs the same synchronisers
     as ``lbbsp simulate``, assigns the samples, and asks the policy for batch sizes. With `BSP`,
     and at the barriers of `ElasticBSP`, pushes are kept and enter together, as one update; under
-    `BSP` it is the mean over the samples of the iteration, which is short at the end of an epoch.
+    `BSP` it is the mean over the samples of the iteration, which is short at the end of a loop over
+    the loader.
 
     A push of x samples moves the model by ``x / X`` of a step along their mean gradient, so that
     under plain SGD every sample has the same weight in every scheme. (Adam and similar optimizers
