@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from lbbsp_core.cli import options
-from lbbsp_core.cli.launch import Framework
 from lbbsp_core.demo import comparison
 from lbbsp_core.demo.comparison import FinishedRun, Plan, Training
 from lbbsp_core.report.live import LiveRun
@@ -50,7 +49,9 @@ class Progress:
 
 @options.one_line_errors
 def demo(
-    framework: Framework = "tensorflow",
+    framework: str = typer.Option(
+        "tensorflow", metavar="|".join(comparison.FRAMEWORKS), help="Framework to train with."
+    ),
     workers: int = typer.Option(3, metavar="WORKERS", help="Number of workers, 2 or more."),
     speeds: str | None = typer.Option(
         None, metavar="1,1,0.35", help="Speed of each worker. By default only the last one is slow."

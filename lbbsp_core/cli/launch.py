@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Final
 
 import typer
 
@@ -16,11 +16,6 @@ _OURS: Final = (
     "--hosts", "--speeds", "--speeds-at", "--contention", "--max-restarts", "--elastic"
 )  # fmt: skip
 """Options that scripts hardly have themselves."""
-
-Framework: TypeAlias = Annotated[
-    str, typer.Option(metavar="|".join(FRAMEWORKS), help="Framework to train with.")
-]
-"""Option ``--framework`` of a command."""
 
 
 @options.one_line_errors
@@ -58,7 +53,9 @@ def launch(
     module: bool = typer.Option(
         False, "-m", "--module", help="Run a module as python -m does: -m package.train [ARGS]..."
     ),
-    framework: Framework = "tensorflow",
+    framework: str = typer.Option(
+        "tensorflow", metavar="|".join(FRAMEWORKS), help="Framework to train with."
+    ),
     servers: int | None = typer.Option(
         None, metavar="SERVERS", help="Number of parameter servers of mxnet; 1 by default."
     ),

@@ -86,7 +86,8 @@ def launch(
             failed, as long as so many remain, with ranks and options of the survivors. None
             restarts all workers.
         grace: Seconds that scripts have to end after SIGTERM, >= 0.
-        framework: Framework whose cluster description the workers get: "tensorflow" or "mxnet".
+        framework: Framework whose cluster description the workers get: "tensorflow", "mxnet" or
+            "torch", whose variables are those of torchrun.
         servers: Number of parameter servers of mxnet, >= 1; by default 1.
         output: Called with the rank and each line of a script's output, from threads, one call at
             a time. By default the line is printed as ``[rank] line``.
@@ -102,7 +103,8 @@ def launch(
             workers; "all" leaves the variable alone. By default worker i gets GPU i modulo their
             number, or its part of the user's CUDA_VISIBLE_DEVICES; a worker keeps its GPU in
             restarts. Processes beside the workers get no GPU. On several hosts the workers of each
-            host divide all of its GPUs.
+            host divide all of its GPUs. Workers of torch, which choose by LOCAL_RANK as under
+            torchrun, see all of them by default.
         hosts: Names or addresses of the workers' hosts, as a list or with commas between them; one
             that is repeated runs several workers. ssh must reach them without a password. Each has
             this Python, this working directory and the script at the same paths.
@@ -153,6 +155,8 @@ def launch(
     emulated = plan is not None or contention is not None
     if found is not None:
         _check_hosts(found, limits, devices, emulated=emulated)
+    if devices is None and framework == "torch" and not emulated:
+        devices = "all"
     may_mix = framework != "tensorflow"
     remote = gpus = None
     if found is None:

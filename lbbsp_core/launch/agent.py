@@ -69,7 +69,8 @@ def _prepare(description: _Description) -> dict[str, str]:
             "the same path on all hosts"
         ) from None
     check_command(description["command"])
-    require_free_port(listening_port(given), PORT_SECONDS)
+    if port := listening_port(given):
+        require_free_port(port, PORT_SECONDS)
     if run_dir := given.get("LBBSP_RUN_DIR"):
         Path(run_dir).mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, **given}

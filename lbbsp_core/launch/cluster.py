@@ -28,6 +28,8 @@ KEEP_FREED_MEMORY: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Variables of mallopt(3) with which glibc keeps freed memory for the next allocation."""
 
+_PORT: Final = "LBBSP_PORT"  # which a process opens, for the check that it is free
+
 GPU_DEVICES: Final = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg")))  # the latter under WSL
 
 
@@ -116,16 +118,14 @@ def cluster_variables(
 
 def tensorflow_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> JobSpec:
     """Returns one TF_CONFIG per worker, as MultiWorkerMirroredStrategy reads it."""
-    if servers is not None:
-        raise ValueError(
-            f"servers must be omitted for tensorflow, got {servers!r}: its workers train "
-            "synchronously without servers; asynchronous training needs --framework mxnet"
-        )
+    _refuse_servers("tensorflow", servers)
     addresses = _addresses(hosts.addresses if hosts else [HOST] * workers, hosts)
     cluster = {"worker": [f"{bracketed(host)}:{port}" for host, port in addresses]}
     tasks = [{"type": "worker", "index": index} for index in range(workers)]
     configs = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
-    return JobSpec([{"TF_CONFIG": config} for config in configs], [])
+    ports = [str(port) for _, port in addresses]
+    own = zip(configs, ports, strict=True)
+    return JobSpec([{"TF_CONFIG": config, _PORT: port} for config, port in own], [])
 
 
 def mxnet_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> JobSpec:
@@ -151,7 +151,7 @@ def mxnet_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> Job
     }
     roles = ["scheduler", *["worker"] * workers, *["server"] * len(beside)]
     own = [
-        {**common, "DMLC_ROLE": role, "DMLC_NODE_HOST": host, "PORT": str(port)}
+        {**common, "DMLC_ROLE": role, "DMLC_NODE_HOST": host, "PORT": str(port), _PORT: str(port)}
         for role, (host, port) in zip(roles, (root, *others), strict=True)
     ]
     del own[0]["PORT"]  # the scheduler listens on the root port
@@ -164,31 +164,60 @@ def mxnet_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> Job
     )
 
 
+def torch_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> JobSpec:
+    """Returns the variables of each worker that torchrun sets, as ``env://`` reads them.
+
+    Worker 0 serves the store at which they meet.
+    """
+    _refuse_servers("torch", servers)
+    places = hosts.addresses if hosts else (HOST,) * workers
+    ((address, port),) = _addresses(places[:1], hosts)
+    common = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(workers)}
+    own = [
+        {
+            **common,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(places[:rank].count(place)),
+            "LOCAL_WORLD_SIZE": str(places.count(place)),
+            _PORT: "" if rank else str(port),
+        }
+        for rank, place in enumerate(places)
+    ]
+    return JobSpec(own, [])
+
+
+def _refuse_servers(framework: str, servers: int | None) -> None:
+    if servers is not None:
+        raise ValueError(
+            f"servers must be omitted for {framework}, got {servers!r}: its workers train "
+            "synchronously without servers; asynchronous training needs --framework mxnet"
+        )
+
+
 def _addresses(places: Sequence[str], hosts: Hosts | None) -> list[tuple[str, int]]:
     """Returns a port for each process, by its host: free ones here, on others from the first on."""
     ports = sorted(free_ports(len(places))) if hosts is None else hosts.ports(places)
     return list(zip(places, ports, strict=True))
 
 
-def listening_port(environment: Mapping[str, str]) -> int:
-    """Returns the port on which a process of a job listens, by its variables."""
-    if "TF_CONFIG" in environment:
-        config = json.loads(environment["TF_CONFIG"])
-        address = config["cluster"]["worker"][config["task"]["index"]]
-        return int(address.rpartition(":")[2])
-    is_scheduler = environment["DMLC_ROLE"] == "scheduler"
-    return int(environment["DMLC_PS_ROOT_PORT" if is_scheduler else "PORT"])
+def listening_port(environment: Mapping[str, str]) -> int | None:
+    """Returns the port on which a process of a job listens, by its variables; None: on none."""
+    port = environment[_PORT]
+    return int(port) if port else None
 
 
 def require_free_ports(job: JobSpec, rank: int) -> None:
     """Checks the ports of a worker and of the processes beside it, on this machine."""
     beside = [helper.environment for helper in job.helpers if helper.beside == rank]
     for environment in (*beside, job.workers[rank]):
-        require_free_port(listening_port(environment))
+        if port := listening_port(environment):
+            require_free_port(port)
 
 
 FRAMEWORKS: Final[Mapping[str, Callable[[int, int | None, Hosts | None], JobSpec]]] = (
-    MappingProxyType({"tensorflow": tensorflow_cluster, "mxnet": mxnet_cluster})
+    MappingProxyType(
+        {"tensorflow": tensorflow_cluster, "mxnet": mxnet_cluster, "torch": torch_cluster}
+    )
 )
 
 

@@ -17,8 +17,8 @@ from lbbsp_core.launch.devices import VARIABLE, check_entries, entries_of
 from lbbsp_core.launch.hosts import Hosts
 
 FORWARDED: Final = re.compile(
-    r"(LBBSP|TF|XLA|KERAS|DMLC|MXNET|PS|GRPC|NCCL|CUDA|OMP|MKL|KMP|OPENBLAS|MALLOC|LC)_.*"
-    r"|PYTHON\w*|PORT|GLIBC_TUNABLES|LD_LIBRARY_PATH|LANG"
+    r"(LBBSP|TF|XLA|KERAS|DMLC|MXNET|PS|GRPC|TORCH|GLOO|NCCL|CUDA|OMP|MKL|KMP|OPENBLAS|MALLOC|LC)_.*"
+    r"|(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|PYTHON\w*|PORT|GLIBC_TUNABLES|LD_LIBRARY_PATH|LANG"
 )
 """Variables that processes on other hosts get from the launcher."""
 

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize(
-    "example", ["keras_digits", "gluon_digits", "keras_loop", "keras_sequences"]
+    "example", ["keras_digits", "gluon_digits", "keras_loop", "keras_sequences", "pytorch_digits"]
 )
 def test_balancing_costs_a_user_at_most_ten_lines(example):
     plain, balanced = (

@@ -124,8 +124,8 @@ def test_workers_of_one_machine_may_all_be_at_its_loopback(names):
 
 
 def test_a_host_gets_what_it_needs_of_the_environment(monkeypatch):
-    for name in ("NCCL_DEBUG", "MY_DATA", "MY_SECRET", "LBBSP_HOST", "LBBSP_POLICY",
-                 "PYTHONPATH", "CUDA_VISIBLE_DEVICES"):  # fmt: skip
+    for name in ("NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "MY_DATA", "MY_SECRET", "LBBSP_HOST",
+                 "LBBSP_POLICY", "PYTHONPATH", "CUDA_VISIBLE_DEVICES"):  # fmt: skip
         monkeypatch.setenv(name, "1")
     found = find_hosts("a,b,user@a", None, framework="tensorflow")
     job = job_spec("tensorflow", 3, emulated=False, run_dir=Path("here"), hosts=found)
@@ -144,6 +144,10 @@ def test_a_host_gets_what_it_needs_of_the_environment(monkeypatch):
     assert (told["host"], told["command"], told["worker"]) == ("user@a", ["train.py", "x"], 2)
     assert (told["directory"], told["python"]) == (os.getcwd(), sys.executable)
     assert (told["place"], told["devices"]) == ([1, 2], ["0", "none"]), "those of the same host"
+    workers = job_spec("torch", 3, emulated=False, run_dir=None, hosts=found).workers
+    *_, description = how.command(["train.py"], workers[2], 2, is_worker=True)
+    assert {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+            "GLOO_SOCKET_IFNAME"} <= set(json.loads(description)["names"])  # fmt: skip
     assert how.of([1]).devices == ["1+2"]
     assert Elsewhere(found, ["all"]).of([1]).devices == ["all"]
 
