@@ -45,14 +45,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from lbbsp_core import SessionOptions, WorkerSession
+from lbbsp_core.runtime.checkpoint import schedule
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, newest_checkpoint
-from lbbsp_core.runtime.checkpoint.schedule import (
-    CheckpointSchedule,
-    CheckpointWriter,
-    Every,
-    claim_folder,
-    require_every,
-)
 from lbbsp_core.runtime.exchange.collectives import gather_bytes
 from lbbsp_core.runtime.exchange.handshake import Devices, gpu
 from lbbsp_core.runtime.extensions.record_file import Recording
@@ -167,7 +161,7 @@ class LoadBalancer:
         global_batch_size: int,
         *,
         checkpoint: str | Path | None = None,
-        every: Every = "epoch",
+        every: schedule.Every = "epoch",
         keep: Iterable[Any] = (),
         **options: Any,
     ) -> None:
@@ -190,12 +184,11 @@ class LoadBalancer:
                 "batch normalisation uses the samples of each worker: with unequal batches the "
                 "means of some come from fewer samples; GroupNorm and LayerNorm are exact"
             )
-        require_every(every, checkpoint)
+        schedule.require_every(every, checkpoint)
         given, activity = SessionOptions.of(options, LoadBalancer.__init__), CurrentActivity()
         fail_fast()
         marks.begin()
         self._group = Group(model.process_group, self._device, activity)
-        self._heartbeat = self._start_heartbeat(given, activity)
         names = (gpu(self._device.index),) if self._on_gpu else ()
         self.session = WorkerSession(
             self._group,
@@ -206,15 +199,17 @@ class LoadBalancer:
             activity=activity,
             devices=Devices(names, are_gpus=self._on_gpu, show_memory=self._on_gpu),
         )
+        self._heartbeat = self._start_heartbeat()
         self._model, self._kept = model, [model.module, *keep]
         self._running: int | None = None  # step whose batch the script has
         self._epochs: int | None = None
         self._rows = torch.zeros(self.session.workers, self.session.width, device=self._device)
-        requests = self.session.extensions[Stopping]
-        self._schedule = CheckpointSchedule(self.session, requests, self._collect, self._say_left)
+        self._schedule = schedule.CheckpointSchedule(
+            self.session, self.session.extensions[Stopping], self._collect, self._say_left
+        )
         self._folder = Path(checkpoint) if checkpoint is not None else None
         if self._folder is not None:
-            self._schedule.use(CheckpointWriter(self._folder), every)
+            self._schedule.use(schedule.CheckpointWriter(self._folder), every)
         model.register_comm_hook(None, self._reduce)
 
     # The three parts of a plugin: samples by the plan, the sum of the gradients, collectives
@@ -315,14 +310,13 @@ class LoadBalancer:
 
     # Failures and checkpoints
 
-    def _start_heartbeat(
-        self, options: SessionOptions, activity: CurrentActivity
-    ) -> Heartbeat | None:
-        if self._group.workers == 1:
+    def _start_heartbeat(self) -> Heartbeat | None:
+        session, given = self.session, self.session.options
+        if session.workers == 1:
             return None
-        times = {"silence_seconds": options.silence_seconds, "limit_seconds": options.limit_seconds}
-        rank, workers = self._group.rank, self._group.workers
-        heartbeat = Heartbeat(Board(self._group), rank, workers, activity, **times)
+        board = Board(self._group)
+        heartbeat = Heartbeat(board, session.rank, session.workers, session.activity)
+        heartbeat.use_times(given.silence_seconds, given.limit_seconds)
         heartbeat.start()
         end_with_peers(heartbeat.leave)
         return heartbeat
@@ -333,7 +327,7 @@ class LoadBalancer:
             return
         found, here = None, self.session.facts()
         if self.session.rank == 0:
-            claim_folder(self._folder)
+            schedule.claim_folder(self._folder)
             found = newest_checkpoint(self._folder)
             if found is not None:
                 check_same_job(self._folder, found.facts, here)
