@@ -57,6 +57,7 @@ from lbbsp_core.runtime.reliability import marks
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.reliability.exit import fail_fast
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
+from lbbsp_core.runtime.reliability.liveness import say
 from lbbsp_core.runtime.reliability.preemption import end_with_peers
 
 logger = logging.getLogger("lbbsp.torch")
@@ -189,7 +190,8 @@ class LoadBalancer:
         fail_fast()
         marks.begin()
         self._group = Group(model.process_group, self._device, activity)
-        names = (gpu(self._device.index),) if self._on_gpu else ()
+        number = self._device.index or 0  # among the GPUs that this process sees
+        names = (gpu(number),) if self._on_gpu else ()
         self.session = WorkerSession(
             self._group,
             global_batch_size,
@@ -197,13 +199,12 @@ class LoadBalancer:
             framework="torch",
             versions={"torch": torch.__version__},
             activity=activity,
-            devices=Devices(names, are_gpus=self._on_gpu, show_memory=self._on_gpu),
+            devices=Devices(names, self._on_gpu, self._on_gpu, number),
         )
         self._heartbeat = self._start_heartbeat()
         self._model, self._kept = model, [model.module, *keep]
         self._running: int | None = None  # step whose batch the script has
         self._epochs: int | None = None
-        self._rows = torch.zeros(self.session.workers, self.session.width, device=self._device)
         self._schedule = schedule.CheckpointSchedule(
             self.session, self.session.extensions[Stopping], self._collect, self._say_left
         )
@@ -246,11 +247,12 @@ class LoadBalancer:
         if self._on_gpu:  # the kernels of this step, and no others: those may wait for workers
             torch.cuda.current_stream(self._device).synchronize()
         row = session.before_allreduce()
-        self._rows.zero_()[session.rank] = torch.from_numpy(row)
-        works = [self._group.sum(each) for each in (gradients, self._rows)]
+        rows = torch.zeros(session.workers, session.width, device=self._device)
+        rows[session.rank] = torch.from_numpy(row)
+        works = [self._group.sum(each) for each in (gradients, rows)]
         for work in works:
             work.wait()
-        session.after_allreduce(self._rows.tolist())
+        session.after_allreduce(rows.tolist())
         return works[0].get_future().then(lambda sums: sums.value()[0])
 
     def _arrived(self, sums: torch.futures.Future[Any]) -> torch.Tensor:
@@ -283,7 +285,6 @@ class LoadBalancer:
         self._schedule.end()
         session.any_worker(False)  # none leaves before the others have come here
         session.close()
-        session.activity.enter(Activity.TRAINED)
         if self._heartbeat is not None:
             self._heartbeat.stop()
 
@@ -314,8 +315,7 @@ class LoadBalancer:
         session, given = self.session, self.session.options
         if session.workers == 1:
             return None
-        board = Board(self._group)
-        heartbeat = Heartbeat(board, session.rank, session.workers, session.activity)
+        heartbeat = Heartbeat(Board(self._group), session.rank, session.workers, session.activity)
         heartbeat.use_times(given.silence_seconds, given.limit_seconds)
         heartbeat.start()
         end_with_peers(heartbeat.leave)
@@ -325,12 +325,13 @@ class LoadBalancer:
         """Continues from the newest checkpoint, which worker 0 reads."""
         if self._folder is None:
             return
-        found, here = None, self.session.facts()
+        found = None
         if self.session.rank == 0:
             schedule.claim_folder(self._folder)
             found = newest_checkpoint(self._folder)
-            if found is not None:
-                check_same_job(self._folder, found.facts, here)
+        if found is not None:
+            check_same_job(self._folder, found.facts, self.session.facts())
+            say(f"continues after step {found.step} from {self._folder}")
         told = [found]
         distributed.broadcast_object_list(told, 0, self._group.group, self._device)
         if (found := told[0]) is not None:
@@ -339,7 +340,6 @@ class LoadBalancer:
             states = torch.load(file, map_location="cpu", weights_only=True)
             for each, state in zip(self._kept, states, strict=True):
                 each.load_state_dict(state)
-            self._say(f"continues after step {found.step} from {self._folder}")
 
     def _collect(self, writes: bool) -> Checkpoint | None:
         """Returns the state of the job, on the worker that writes it; a collective."""
@@ -354,11 +354,6 @@ class LoadBalancer:
 
     def _say_left(self, failed: bool) -> None:
         outcome = "could not be written" if failed else f"is in {self._folder}"
-        self._say(
-            f"leaves after step {self.session.step}, because a worker got SIGTERM; the checkpoint "
-            f"{outcome}"
-        )
-
-    def _say(self, text: str) -> None:
         if self.session.rank == 0:
-            print(f"lbbsp: {text}", flush=True)
+            why = f"leaves after step {self.session.step}, because a worker got SIGTERM"
+            say(f"{why}; the checkpoint {outcome}")

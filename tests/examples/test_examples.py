@@ -1,8 +1,11 @@
 """The examples come in pairs: little differs between them, and both run on a cluster."""
 
+import ast
 import difflib
 import re
+import tokenize
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,23 @@ def test_balancing_costs_a_user_at_most_ten_lines(example):
         if line.startswith("+") and not line.startswith("+++")
     ]
     assert 0 < len(changes) <= 10
+
+
+def test_the_plugin_for_pytorch_stays_small():
+    code = (EXAMPLES / "pytorch_ddp.py").read_text()
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    lines = {
+        line
+        for token in tokenize.generate_tokens(StringIO(code).readline)
+        if token.type not in skipped
+        for line in range(token.start[0], token.end[0] + bool(token.string))
+    }
+    for node in ast.walk(ast.parse(code)):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node):
+            text = node.body[0]
+            lines -= set(range(text.lineno, text.end_lineno + 1))
+    assert 200 < len(lines) <= 250
 
 
 LEARNS = {

@@ -88,11 +88,13 @@ class Devices:
         are_gpus: Whether they are GPUs.
         show_memory: Whether their memory in use is what batches need, because the framework does
             not take all of it in advance.
+        number: Number of the first one among the visible GPUs, whose use and memory are sampled.
     """
 
     names: tuple[str, ...] = ()
     are_gpus: bool = False
     show_memory: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

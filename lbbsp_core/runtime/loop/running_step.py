@@ -72,13 +72,13 @@ class StepMeter:
         """Names of the sampled resources, in the order of `Reading.drivers`."""
         return self._sampler.names if self._sampler else ()
 
-    def open(self, names: Sequence[str] | None) -> None:
+    def open(self, names: Sequence[str] | None, gpu: int = 0) -> None:
         """Starts sampling the driving factors `names`, unless it is open; None: the default ones.
 
-        On the cores that are in use now.
+        On the cores that are in use now, and on the visible GPU of the number `gpu`.
         """
         if self._sampler is None:
-            self._sampler = ResourceSampler(names)
+            self._sampler = ResourceSampler(names, gpu=gpu)
 
     def close(self) -> None:
         """Stops sampling; forgets waits that a failed step did not end."""

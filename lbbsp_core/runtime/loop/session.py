@@ -140,6 +140,7 @@ class WorkerSession:
         self._framework, self._versions = framework, dict(versions or {})
         self._identity = Identity.here(devices.names)
         self._drivers = drivers_of(options, policy, devices) if self.workers > 1 else ()
+        self._gpu = devices.number
         usual = default_granularity(devices.are_gpus, self.workers, global_batch_size)
         self._balancer = Balancer(
             rank=self.rank,
@@ -354,7 +355,7 @@ class WorkerSession:
 
     def _sample(self) -> None:
         """Starts to sample driving factors; a wrong name is an error."""
-        self.meter.open(self._drivers)
+        self.meter.open(self._drivers, self._gpu)
         self._balancer.driver_names = self.meter.names
 
     def load_state(self, state: Json, arrays: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -1,10 +1,15 @@
 """Trains cases on uneven, changing batches, and then by plain PyTorch on the whole batches.
 
 Worker 0 prints how far the weights are apart, how far they have moved, and how many plans there
-were. Some cases train in float64: what is then left of a difference is not rounding.
+were. A case trains in float64: what is then left of a difference is not rounding. With ``--restart
+FOLDER`` a case has checkpoints, and its first attempt ends before step 8, by the signal ``--by``
+to worker 1 itself.
 """
 
+import argparse
 import json
+import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -92,18 +97,21 @@ CASES = {
 }
 
 
-def balanced(case):
+def balanced(case, given):
     """Trains through the plugin."""
     net = network().double() if case.double else network()
     model = DistributedDataParallel(net, **case.ddp)
     workers, rank = distributed.get_world_size(), distributed.get_rank()
     policy = case.policy or Cycle(PLANS[workers])
-    balancer = LoadBalancer(model, X, policy=policy)
     optimizer, plans = case.optimizer(model.parameters()), set()
+    saves = {"checkpoint": given.restart, "every": 3, "keep": [optimizer]} if given.restart else {}
+    balancer = LoadBalancer(model, X, policy=policy, **saves)
     loader = balancer.loader(TensorDataset(IMAGES, LABELS), **case.loader)
     for _ in balancer.epochs(EPOCHS):
         for x, y in loader:
             plans.add(balancer.session.sizes)
+            if given.restart and os.environ["LBBSP_RESTART"] == "0" and balancer.session.step == 8:
+                os.kill(os.getpid(), signal.Signals[given.by] if rank == 1 else 0)
             time.sleep(case.rest * len(x) * (rank == 0))
             case.step(model, optimizer, x, y)
     return model.module, plans
@@ -126,10 +134,15 @@ def difference(one, other):
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=[*CASES])
+    parser.add_argument("--restart")
+    parser.add_argument("--by", default="SIGKILL")
+    given = parser.parse_args()
     distributed.init_process_group("gloo")
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or CASES:
-        model, plans = balanced(CASES[name])
+    for name in given.names:
+        model, plans = balanced(CASES[name], given)
         if distributed.get_rank() == 0:
             other = alone(CASES[name])
             found = {
