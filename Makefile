@@ -18,6 +18,8 @@ READY_DEMO := $(VENV)/.ready-demo
 DOCS := .venv-docs
 READY_DOCS := $(DOCS)/.ready
 NEXT := .venv-next
+# tests/examples/test_pytorch.py, a campaign, makes it.
+TORCH := .venv-torch
 # `make test-next NEXT_KERAS=keras` takes the newest release or release candidate instead.
 NEXT_KERAS := keras-nightly
 READY_NEXT := $(NEXT)/.ready
@@ -103,4 +105,4 @@ $(READY) $(READY_DEMO) $(READY_DOCS) $(READY_NEXT): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(NEXT) site runs build dist *.egg-info
+	rm -rf $(VENV) $(DOCS) $(NEXT) $(TORCH) site runs build dist *.egg-info
