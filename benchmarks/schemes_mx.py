@@ -129,7 +129,8 @@ def main() -> None:
         seconds = median(each[scheme][0] for each in rounds)
         accuracy = median(each[scheme][1] for each in rounds)
         pushes = [line for each in rounds for line in each[scheme][2]]
-        lead, stale = (max(getattr(line, name) for line in pushes) for name in ("lead", "staleness"))
+        lead = max(line.lead for line in pushes)
+        stale = max(line.staleness for line in pushes)
         print(
             f"{scheme:14} {seconds:6.2f}s {virtual[scheme]:8.2f}s {seconds / virtual[scheme]:6.3f} "
             f"{accuracy:8.4f} {lead:5d} {stale:5d}"

@@ -27,6 +27,9 @@ from pytorch_ddp import LoadBalancer
 
 from lbbsp_core.policy import FixedState
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.backends.cudnn.allow_tf32 = False
+
 X, EPOCHS = 64, 2
 SAMPLES = 5 * X + 21  # a short last batch in every epoch
 PLANS = {
@@ -60,7 +63,7 @@ class Cycle:
 def network():
     torch.manual_seed(1)
     convolution = nn.Conv2d(1, 16, 3)
-    return nn.Sequential(convolution, nn.Tanh(), nn.Flatten(), nn.Linear(16 * 36, 10))
+    return nn.Sequential(convolution, nn.Tanh(), nn.Flatten(), nn.Linear(16 * 36, 10)).to(DEVICE)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Case:
     loader: dict = field(default_factory=dict)
 
     def step(self, model, optimizer, x, y):
+        x, y = x.to(DEVICE), y.to(DEVICE)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x.double() if self.double else x), y)
         if self.penalty:
