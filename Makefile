@@ -74,6 +74,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/own_time.py
+	$(BIN)/python benchmarks/own_time.py tensorflow
+	$(BIN)/python benchmarks/own_time.py mxnet
 	$(BIN)/python benchmarks/overhead_reliability.py
 	$(BIN)/python benchmarks/input_tf.py
 	$(BIN)/python benchmarks/overlap.py
