@@ -35,7 +35,8 @@ def python():
     ready, own = ENVIRONMENT / ".ready", ENVIRONMENT / "bin" / "python"
     if not ready.exists():
         subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
-        install = [own, "-m", "pip", "install", "--quiet", "--editable", ROOT, *PACKAGES]
+        ours = f"{ROOT}[cli,report]"
+        install = [own, "-m", "pip", "install", "--quiet", "--editable", ours, *PACKAGES]
         done = subprocess.run(install, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             pytest.skip(f"PyTorch cannot be installed: {done.stdout[-500:]}")

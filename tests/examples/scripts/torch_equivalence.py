@@ -22,10 +22,9 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-sys.path.append(str(Path(__file__).parents[3] / "examples"))
+sys.path += [str(Path(__file__).parents[3] / name) for name in ("benchmarks", "examples")]
+from changing_plans import Cycle
 from pytorch_ddp import LoadBalancer
-
-from lbbsp_core.policy import FixedState
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 torch.backends.cudnn.allow_tf32 = False
@@ -40,24 +39,6 @@ PLANS = {
 RANDOM = np.random.default_rng(0)
 IMAGES = torch.from_numpy(RANDOM.normal(size=(SAMPLES, 1, 8, 8)).astype(np.float32))
 LABELS = torch.from_numpy(RANDOM.integers(0, 10, SAMPLES))
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """A policy whose plan changes every step, whatever is measured and forecast."""
-
-    uses_costs = True
-    is_static = False
-    needs_common_steps = True
-    accepts_narrower_limits = False
-
-    plans: tuple[tuple[int, ...], ...]
-
-    def init(self, cluster):
-        return FixedState(self.plans[0])
-
-    def update(self, state, cluster, observation):
-        return FixedState(self.plans[(observation.step + 1) % len(self.plans)])
 
 
 def network():
