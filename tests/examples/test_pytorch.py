@@ -141,7 +141,8 @@ def test_an_example_learns(start, workers, kind):
 
 def test_a_run_is_watched_and_reported(start, tmp_path):
     start(*job(2, "--run-dir", tmp_path, EXAMPLES / "pytorch_digits_balanced.py"))
-    watched = json.loads(start("-m", "lbbsp_core", "watch", "--json", "-", tmp_path))
+    start("-m", "lbbsp_core", "watch", "--json", tmp_path / "seen.json", tmp_path)
+    watched = json.loads((tmp_path / "seen.json").read_text())
     assert (watched["framework"], watched["end"]) == ("torch", "finished")
     assert watched["step"] + 1 == watched["planned_steps"] == 8 * 8
     assert "64" in start("-m", "lbbsp_core", "report", tmp_path)

@@ -316,7 +316,7 @@ def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatc
     class Sampler:
         """Samples the rank, which is a name of the thread, and the number of samples so far."""
 
-        def __init__(self, names):
+        def __init__(self, names, gpu):
             self.names, self.taken = names, 0
 
         def sample(self):
