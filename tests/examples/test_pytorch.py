@@ -145,4 +145,5 @@ def test_a_run_is_watched_and_reported(start, tmp_path):
     watched = json.loads((tmp_path / "seen.json").read_text())
     assert (watched["framework"], watched["end"]) == ("torch", "finished")
     assert watched["step"] + 1 == watched["planned_steps"] == 8 * 8
-    assert "64" in start("-m", "lbbsp_core", "report", tmp_path)
+    assert "report written" in start("-m", "lbbsp_core", "report", tmp_path)
+    assert "torch" in (tmp_path / "report.html").read_text()
