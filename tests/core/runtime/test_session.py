@@ -15,6 +15,7 @@ from lbbsp_core import (
     DisagreementError,
     FixedShares,
     Limits,
+    ResourceSampler,
     SessionOptions,
     SingleWorker,
     WorkerSession,
@@ -22,6 +23,7 @@ from lbbsp_core import (
 )
 from lbbsp_core.measure import BusyTimer
 from lbbsp_core.runtime.exchange.digest import Digest, check_samples
+from lbbsp_core.runtime.exchange.handshake import Devices
 from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.extensions.settings import SettingsComparison
 from lbbsp_core.runtime.extensions.stopping import Stopping
@@ -137,6 +139,23 @@ def test_options_of_several_workers_do_not_disturb_a_single_one(options):
     assert session.sizes == (X,)
     with pytest.raises(ValueError, match="limits must be >= 1"):
         SessionOptions(limits=0)
+
+
+def test_the_gpu_that_is_sampled_is_that_of_the_process(monkeypatch):
+    sampled = []
+
+    def sampler(names, gpu):
+        sampled.append(gpu)
+        return ResourceSampler(names)
+
+    monkeypatch.setattr(running_step, "ResourceSampler", sampler)
+    for devices in (None, Devices(("a GPU",), are_gpus=True, number=3)):
+        session = WorkerSession(
+            SingleWorker(), 8, SessionOptions(), framework="none", devices=devices
+        )
+        session.start({})
+        session.close()
+    assert sampled == [0, 3]
 
 
 def test_a_fit_that_ended_forgets_its_request_to_stop():
