@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from comparison import Cycle, X
+from comparison import PLANS, Cycle, X
 from fits import two_devices
 from report import largest_difference, result
 
@@ -180,7 +180,7 @@ def build(make):
 
 def start(folder, every, **options):
     if strategy.num_replicas_in_sync > 1:
-        options = {"policy": Cycle.over(strategy.num_replicas_in_sync), **options}
+        options = {"policy": Cycle(PLANS[strategy.num_replicas_in_sync]), **options}
     checkpoint = {"checkpoint": folder, "every": every} if folder else {}
     _owners.clear()  # it is that of a new process
     return lbbsp_tf.LoadBalancer(strategy, X, **checkpoint, **options)

@@ -1,7 +1,9 @@
 """Trains a case on uneven, changing batches, and then in one process on the whole batches."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -10,7 +12,9 @@ from report import largest_difference, result
 from virtual_time import Unequal
 
 import lbbsp_tf
-from lbbsp_core.policy import FixedState
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+from changing_plans import Cycle
 
 X = 64
 SAMPLES = 5 * X + 21  # a short last batch in every epoch
@@ -22,28 +26,6 @@ PLANS = {
     3: ((40, 16, 8), (30, 31, 3), (1, 20, 43)),
     4: ((30, 16, 10, 8), (20, 21, 20, 3), (1, 20, 40, 3)),
 }
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """A policy whose plan changes every step, whatever is measured and forecast."""
-
-    uses_costs = True
-    is_static = False
-    needs_common_steps = True
-    accepts_narrower_limits = False
-
-    plans: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def over(cls, workers):
-        return cls(PLANS[workers])
-
-    def init(self, cluster):
-        return FixedState(self.plans[0])
-
-    def update(self, state, cluster, observation):
-        return FixedState(self.plans[(observation.step + 1) % len(self.plans)])
 
 
 @dataclass
@@ -87,7 +69,7 @@ class Slow(Watch):
 
 def balanced(strategy, case, policy=None, watch=Watch):
     """Returns the balancer, the model, its first weights, the plans and its history."""
-    options = {"policy": policy or Cycle.over(strategy.num_replicas_in_sync), **case.balancer}
+    options = {"policy": policy or Cycle(PLANS[strategy.num_replicas_in_sync]), **case.balancer}
     balancer = lbbsp_tf.LoadBalancer(strategy, X, **options)
     BALANCERS.append(balancer)
     watch = watch(balancer)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import keras
 import numpy as np
 import tensorflow as tf
-from comparison import SAMPLES, Cycle, Trained, X, balanced, compare
+from comparison import PLANS, SAMPLES, Cycle, Trained, X, balanced, compare
 from keras import ops
 from report import largest_difference, result
 
@@ -385,7 +385,9 @@ def following(strategy, model_class, rate):
             model.optimizer.learning_rate.assign(rate / (1 + losses[-1]))
         return losses
 
-    balancer = lbbsp_tf.LoadBalancer(strategy, X, policy=Cycle.over(strategy.num_replicas_in_sync))
+    balancer = lbbsp_tf.LoadBalancer(
+        strategy, X, policy=Cycle(PLANS[strategy.num_replicas_in_sync])
+    )
     with strategy.scope():
         model = build()
     losses = []

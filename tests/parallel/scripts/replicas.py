@@ -8,7 +8,7 @@ import tempfile
 import keras
 import numpy as np
 import tensorflow as tf
-from comparison import SAMPLES, Cycle, Trained, Watch, X, balanced, compare
+from comparison import PLANS, SAMPLES, Cycle, Trained, Watch, X, balanced, compare
 from fits import fit
 from report import chosen, result
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
@@ -196,7 +196,7 @@ def count(strategy, name):
         # Each time that a sample is trained on lowers its number by one.
         model.compile(keras.optimizers.SGD(float(X)), lambda y, y_pred: tf.reduce_mean(y_pred))
     balancer = lbbsp_tf.LoadBalancer(
-        strategy, X, policy=Cycle.over(strategy.num_replicas_in_sync), seed=0
+        strategy, X, policy=Cycle(PLANS[strategy.num_replicas_in_sync]), seed=0
     )
     data = balancer.dataset(data, **options)
     for first, last in ((0, 1), (1, 3)):
