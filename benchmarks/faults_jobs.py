@@ -67,8 +67,7 @@ def run_job(
         commands = [(script, own) for own in cluster.workers]
         commands += [(list(helper.command), helper.environment) for helper in cluster.helpers]
     else:
-        launch = ["-c", "from lbbsp_core.cli import main; main()", "launch", "-n", str(workers)]
-        commands = [([*launch, "--framework", FRAMEWORKS[plugin], *launched, *script], {})]
+        commands = [([*launcher(plugin, workers), *launched, *script], {})]
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         processes = [_start(command, {**environment, **own}, output) for command, own in commands]
         left, ended = _wait(processes, pauses, limit_seconds)
@@ -78,6 +77,12 @@ def run_job(
     fault = re.search(r"FAULT ([\d.]+)", text)
     status = next((status for status in statuses if status), 0)
     return End(status, text, None if fault is None else ended - float(fault[1]), left)
+
+
+def launcher(plugin: str, workers: int) -> list[str]:
+    """Returns the arguments of Python that start ``lbbsp launch``, before its further options."""
+    launch = ["-c", "from lbbsp_core.cli import main; main()", "launch", "-n", str(workers)]
+    return [*launch, "--framework", FRAMEWORKS[plugin]]
 
 
 def _start(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 from faults_injected import LONG
-from faults_jobs import FRAMEWORKS, SCRIPTS
+from faults_jobs import SCRIPTS, launcher
 
 PAUSE_SECONDS, IDLE, NOISY = 20.0, 1000, 200
 
@@ -29,8 +29,7 @@ def soak(plugin: str, seconds: float, rng: random.Random) -> None:
     """
     with tempfile.TemporaryDirectory() as name, ExitStack() as strangers:
         folder = Path(name)
-        launch = ["-c", "from lbbsp_core.cli import main; main()", "launch", "-n", "2"]
-        launch += ["--framework", FRAMEWORKS[plugin], "--run-dir", str(folder / "run")]
+        launch = [*launcher(plugin, 2), "--run-dir", str(folder / "run")]
         script = str(Path(__file__).with_name(SCRIPTS[plugin]))
         with (folder / "output").open("w") as output:
             job = subprocess.Popen(

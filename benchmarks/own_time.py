@@ -25,12 +25,16 @@ SETTLING = 20  # steps that are not counted: of traces, of batches that still ch
 
 
 class Times:
-    """Adds up the seconds of calls, per step."""
+    """Adds up the seconds of calls, per step, from `start` on."""
 
     def __init__(self, steps: int, *, all_threads: bool) -> None:
         self.steps, self._thread = steps, None if all_threads else threading.get_ident()
         self.calls: dict[str, list[float]] = {}  # number, CPU seconds, wall seconds
-        self.counts = False
+        self._started: float | None = None
+
+    def start(self) -> None:
+        """Begins to count."""
+        self._started = time.perf_counter()
 
     @contextmanager
     def of(self, *calls: tuple[Any, str]) -> Iterator[None]:
@@ -47,7 +51,7 @@ class Times:
 
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not self.counts or self._thread not in (None, threading.get_ident()):
+            if self._started is None or self._thread not in (None, threading.get_ident()):
                 return function(*args, **kwargs)
             wall, cpu = time.perf_counter(), time.thread_time()
             try:
@@ -59,9 +63,10 @@ class Times:
 
         return watched
 
-    def report(self, title: str, step_seconds: float) -> None:
-        """Prints the table."""
-        print(f"\n{title}: {1e3 * step_seconds:.2f} ms a step")
+    def report(self, title: str) -> None:
+        """Prints the table; call it when the last step has ended."""
+        seconds = time.perf_counter() - self._started
+        print(f"\n{title}: {1e3 * seconds / self.steps:.2f} ms a step")
         print(f"{'call':45} a step  CPU ms  wall ms")
         for label, (number, cpu, wall) in self.calls.items():
             if number:
@@ -114,7 +119,7 @@ def without_framework(workers: int, policy: str, steps: int) -> None:
             barrier.wait()
             return found
 
-    times, total, started = Times(steps, all_threads=False), 32 * workers, [0.0]
+    times, total = Times(steps, all_threads=False), 32 * workers
 
     def train(rank: int) -> None:
         gather = Threads(rank)
@@ -124,7 +129,7 @@ def without_framework(workers: int, policy: str, steps: int) -> None:
         session.start({})
         for step in range(SETTLING + steps):
             if step == SETTLING and rank == 0:
-                times.counts, started[0] = True, time.perf_counter()
+                times.start()
             session.begin_step()
             session.local_indices(step)
             session.meter.add_busy(0.01 * (1 + rank / workers) + 0.001 * np.sin(step))
@@ -138,8 +143,7 @@ def without_framework(workers: int, policy: str, steps: int) -> None:
         train(0)
         for each in others:
             each.join()
-    title = f"{workers} threads, policy {policy}"
-    times.report(title, (time.perf_counter() - started[0]) / steps)
+    times.report(f"{workers} threads, policy {policy}")
 
 
 def keras_worker(policy: str, steps: int, channels: int) -> None:
@@ -156,14 +160,14 @@ def keras_worker(policy: str, steps: int, channels: int) -> None:
     options = tf.distribute.experimental.CommunicationOptions(implementation=communication)
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     balancer = lbbsp_tf.LoadBalancer(strategy, 64, policy=policy)
-    times, started = Times(steps, all_threads=True), [0.0]
+    times = Times(steps, all_threads=True)
 
     class Settled(keras.callbacks.Callback):
         count = 0
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             if self.count == SETTLING:
-                times.counts, started[0] = True, time.perf_counter()
+                times.start()
             self.count += 1
 
     calls = [
@@ -173,7 +177,7 @@ def keras_worker(policy: str, steps: int, channels: int) -> None:
         (source.Source, "read"),
         *of_session(),
     ]
-    with times.of(*[(owner, name) for owner, name in calls if hasattr(owner, name)]):
+    with times.of(*calls):
         model = convolutional(strategy, channels)
         x, y = data()
         model.fit(
@@ -181,7 +185,7 @@ def keras_worker(policy: str, steps: int, channels: int) -> None:
             steps_per_epoch=SETTLING + steps, callbacks=[Settled(), balancer], verbose=0,
         )  # fmt: skip
     if balancer.rank == 0:
-        times.report(f"Keras, policy {policy}", (time.perf_counter() - started[0]) / steps)
+        times.report(f"Keras, policy {policy}")
 
 
 def gluon_worker(policy: str, steps: int, channels: int) -> None:
@@ -203,13 +207,13 @@ def gluon_worker(policy: str, steps: int, channels: int) -> None:
     store = mx.kv.create("dist_sync")
     trainer = lbbsp_mx.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, store,
                                global_batch_size=64, policy=policy)  # fmt: skip
-    times, started = Times(steps, all_threads=True), 0.0
+    times = Times(steps, all_threads=True)
     calls = [(lbbsp_mx.Trainer, "step"), (PipelinedSession, "end_step"), *of_session()]
     with times.of(*calls):
         loader = gluon.data.DataLoader(repeated, batch_sampler=trainer.batch_sampler(count))
         for step, (x, y) in enumerate(loader):
             if step == SETTLING:
-                times.counts, started = True, time.perf_counter()
+                times.start()
             with autograd.record():
                 loss = loss_of(net(x), y)
             loss.backward()
@@ -217,7 +221,7 @@ def gluon_worker(policy: str, steps: int, channels: int) -> None:
             loss.wait_to_read()
         mx.nd.waitall()
     if store.rank == 0:
-        times.report(f"gluon, policy {policy}", (time.perf_counter() - started) / steps)
+        times.report(f"gluon, policy {policy}")
 
 
 WORKERS = {"tensorflow": keras_worker, "mxnet": gluon_worker}
@@ -245,7 +249,7 @@ def main() -> None:
         print(line, file=sys.stderr if rank else sys.stdout, flush=True)
 
     # One thread each, which is enough for these nets; on GPUs, if there are any.
-    one_thread = {**cluster.emulation_defaults()}
+    one_thread = cluster.emulation_defaults()
     del one_thread["CUDA_VISIBLE_DEVICES"]
     os.environ.update(one_thread)
     for policy in given.policies:

@@ -539,6 +539,7 @@ def check_own_time(given: Given) -> None:
 def check_memory(given: Given) -> None:
     """Prints the memory in use by NVML as the batch grows."""
     from lbbsp_core import ResourceSampler
+    from lbbsp_core.resources.gpu import count_gpus
 
     scale = scale_of(given)
 
@@ -546,11 +547,10 @@ def check_memory(given: Given) -> None:
         with ResourceSampler(["gpu_memory_percent"]) as sampler:
             return float(sampler.sample()[0])
 
-    try:
-        print_row("memory", "before", used(), "%")
-    except Exception as error:
-        print_row("memory", "not available", error)
+    if not count_gpus():
+        print_row("memory", "not available", "there is no GPU")
         return
+    print_row("memory", "before", used(), "%")
     model = compiled("convnet", scale)
     for size in (scale.even, 2 * scale.even, 4 * scale.even, 8 * scale.even, scale.even):
         trained_alone(model, samples("convnet", scale, size), [size] * 3)
