@@ -123,8 +123,8 @@ class _Process:
                 _say("beat")
         assert isinstance(event, child.Exited)
         until = time.monotonic() + LEFTOVER_SECONDS
+        signal_group(self._child.pid, signal.SIGTERM)
         while _reaper.processes_of(str(self._folder)) and time.monotonic() < until:
-            signal_group(self._child.pid, signal.SIGTERM)
             time.sleep(LOOK_SECONDS)
         self._ended = True
         self._reaper.act()

@@ -328,12 +328,15 @@ class Supervisor:
         return ", ".join(_short(script) for script in self._workers if script.running)
 
     def _signal_all(self, signum: signal.Signals) -> None:
-        for process in self._by_index().values():
-            signal_group(process.pid, signum)
-            signal_group(process.pid, signal.SIGCONT)  # a stopped process would not end
+        """Signals each process once: a second SIGTERM would interrupt what the first one began."""
+        groups = {process.pid for process in self._by_index().values()}
+        for group in groups:
+            signal_group(group, signum)
+            signal_group(group, signal.SIGCONT)  # a stopped process would not end
         for pid in _reaper.processes_of(str(self._folder)):
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signum)
+                if os.getpgid(pid) not in groups:
+                    os.kill(pid, signum)
 
     def _wait_until_gone(self, seconds: float) -> bool:
         """Returns whether all processes end in time; a second signal ends the wait."""

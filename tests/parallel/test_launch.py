@@ -219,6 +219,29 @@ def test_output_that_cannot_be_handed_on_ends_the_job_with_its_error(script, end
         launch([script(f"print('x')\n{end}")], workers=2, output=broken)
 
 
+def test_each_process_is_asked_to_end_once(script, tmp_path, monkeypatch, capfd):
+    def wait_until_gone(self, _seconds):
+        (tmp_path / "all-are-asked").touch()
+        return wait(self, HANG_SECONDS)
+
+    wait = supervise.Supervisor._wait_until_gone
+    monkeypatch.setattr(supervise.Supervisor, "_wait_until_gone", wait_until_gone)
+    body = """
+if rank == 1:
+    wait_for('ready')
+    sys.exit(5)
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+if not os.fork():
+    os.setsid()
+    tell('ready')
+wait_for('all-are-asked')
+print('asked', len(asked))
+"""
+    assert launch([script(body)], workers=2) == 5
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0] asked 1"] * 2
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 
