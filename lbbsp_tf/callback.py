@@ -126,8 +126,7 @@ class LoadBalancer(BalancedFit):
             heartbeat = start_heartbeat(self.rank, addresses(strategy.cluster_resolver), given)
             leave_together(self.rank, workers, heartbeat)
             compat.let_sigterm_end()
-            if heartbeat is not None:
-                end_with_peers(heartbeat.leave)
+            end_with_peers(heartbeat.leave)
             with current_activity().during(Activity.MEETING):
                 check_devices(self.rank, workers, strategy.extended.worker_devices)
         sessions = ReplicaSessions(

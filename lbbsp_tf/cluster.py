@@ -69,8 +69,6 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
 
     from lbbsp_tf import service
 
-    if not service.has_time_limits():
-        return  # the wait for a worker could not be limited
     own_type = tf.DeviceSpec.from_string(devices[0]).device_type
     own = json.dumps([own_type, len(devices)])
     with contextlib.suppress(tf.errors.AlreadyExistsError):  # keys cannot be overwritten

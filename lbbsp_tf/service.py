@@ -5,16 +5,8 @@ The constructor of `MultiWorkerMirroredStrategy` starts it. A key cannot be over
 
 from __future__ import annotations
 
-import inspect
-
 import tensorflow as tf
 from tensorflow.python.eager import context
-
-
-def has_time_limits() -> bool:
-    """Returns whether reads of this version of TensorFlow have a time limit (2.19)."""
-    read_key = context.context().get_config_key_value
-    return "timeout_in_ms" in inspect.signature(read_key).parameters
 
 
 def write(key: str, text: str) -> None:

@@ -60,7 +60,7 @@ class Meetings:
 
         One that waits for the others elsewhere, or has reached its end, is named in an error.
         """
-        if self._workers == 1 or not service.has_time_limits():
+        if self._workers == 1:
             return
         board, begun, found = CoordinationBoard(self._rank), time.monotonic(), list[int]()
         service.write(_meeting(self._number, self._rank), str(batches))

@@ -6,12 +6,10 @@ print errors ("failed to connect", "UNAVAILABLE"), although nothing has failed.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import end_now, on_exit
@@ -19,13 +17,12 @@ from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
 from lbbsp_tf import compat, service
 from lbbsp_tf.activity import current_activity
 
-EXIT_SECONDS = 120  # for other workers without heartbeats; one that has died ends the wait at once
 _LEADER_SECONDS = 1.0  # in which the others end before the leader, which serves the coordination
 _POLL_MILLISECONDS = 1000
 
 
 @functools.cache
-def leave_together(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
+def leave_together(rank: int, workers: int, heartbeat: Heartbeat) -> None:
     """Makes this process wait at its end until all workers have reached theirs.
 
     A process that fails does not wait, see `on_exit`. Worker 0 is the leader of the coordination
@@ -35,20 +32,16 @@ def leave_together(rank: int, workers: int, heartbeat: Heartbeat | None) -> None
 
 
 @functools.cache
-def leave(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
+def leave(rank: int, workers: int, heartbeat: Heartbeat) -> None:
     """Waits until all workers have reached their end, once; see `leave_together`."""
     current_activity().enter(Activity.LEAVING)
-    if heartbeat is None:
-        with contextlib.suppress(tf.errors.OpError, AttributeError):
-            context.context().wait_at_barrier("lbbsp/exit", EXIT_SECONDS * 1000)
-    else:
-        heartbeat.start()  # a script without a LoadBalancer has not
-        try:
-            _wait_for_all(rank, workers, heartbeat)
-        except tf.errors.OpError as error:  # an orderly end would wait for the dead for a minute
-            # The coordination service, which does not respond, is that of worker 0.
-            lost = compat.lost_worker(error, lambda *_: heartbeat.names[0])
-            end_now(1, f"lbbsp: {lost or f'another worker has died before its end: {error}'}")
+    heartbeat.start()  # a script without a LoadBalancer has not
+    try:
+        _wait_for_all(rank, workers, heartbeat)
+    except tf.errors.OpError as error:  # an orderly end would wait for the dead for a minute
+        # The coordination service, which does not respond, is that of worker 0.
+        lost = compat.lost_worker(error, lambda *_: heartbeat.names[0])
+        end_now(1, f"lbbsp: {lost or f'another worker has died before its end: {error}'}")
     if rank == 0:
         time.sleep(_LEADER_SECONDS)
 

@@ -50,33 +50,26 @@ def watch_from_import() -> None:
     own = cluster[task["type"]][task["index"]]
     rank = addresses.index(own)
     _watch_start(rank, addresses)
-    from lbbsp_tf import compat, service
+    from lbbsp_tf import compat
 
     if not marks.are_read():  # a launcher ends the others, and must see first who has failed
         on_failure(lambda: _say_who_is_lost(cluster))
         on_failure(lambda: compat.tell_of_failure(_name(rank, own)) if _has_started() else None)
-    if service.has_time_limits():
-        compat.be_patient()
+    compat.be_patient()
 
 
-def start_heartbeat(
-    rank: int, addresses: Sequence[str], options: SessionOptions
-) -> Heartbeat | None:
-    """Starts the heartbeat of this process, or changes its times; None before TensorFlow 2.19."""
+def start_heartbeat(rank: int, addresses: Sequence[str], options: SessionOptions) -> Heartbeat:
+    """Starts the heartbeat of this process, or changes its times."""
     heartbeat = _heartbeat(rank, tuple(addresses))
-    if heartbeat is not None:
-        heartbeat.use_times(options.silence_seconds, options.limit_seconds)
-        heartbeat.start()
+    heartbeat.use_times(options.silence_seconds, options.limit_seconds)
+    heartbeat.start()
     return heartbeat
 
 
 @functools.cache
-def _heartbeat(rank: int, addresses: tuple[str, ...]) -> Heartbeat | None:
-    from lbbsp_tf import service
+def _heartbeat(rank: int, addresses: tuple[str, ...]) -> Heartbeat:
     from lbbsp_tf.reliability.board import CoordinationBoard
 
-    if not service.has_time_limits():
-        return None
     names = [_name(*each) for each in enumerate(addresses)]
     return Heartbeat(CoordinationBoard(rank), rank, len(names), current_activity(), names=names)
 
@@ -131,13 +124,10 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
 
 def _all_beat(workers: int) -> bool:
     """Returns whether all workers give signs of life, by which they know of each other's end."""
-    from lbbsp_tf import service
     from lbbsp_tf.reliability.board import CoordinationBoard
 
     board = CoordinationBoard(0)
-    return not service.has_time_limits() or all(
-        board.read(rank) is not None for rank in range(workers)
-    )
+    return all(board.read(rank) is not None for rank in range(workers))
 
 
 def _has_started() -> bool:

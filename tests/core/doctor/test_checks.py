@@ -39,7 +39,7 @@ REQUIRES = [
     'typer>=0.15; extra == "cli"',
     'tomli>=2; python_version < "3" and extra == "cli"',
     'lbbsp[cli]; extra == "tf"',
-    'tensorflow>=2.18; extra == "tf"',
+    'tensorflow>=2.19; extra == "tf"',
     'tensorflow[and-cuda]; extra == "tf"',
     'mxnet==1.9.1; extra == "mx"',
     'numpy<2; extra == "mx"',
@@ -77,7 +77,7 @@ def test_versions_that_the_metadata_permit_are_right():
     ("extras", "versions", "message"),
     [
         (["", "mx"], {"numpy": "2.1.0", "mxnet": "1.9.1"}, "2.1.0 is installed, but lbbsp[mx] nee"),
-        (["tf"], {}, "is not installed, but lbbsp[tf] needs tensorflow>=2.18"),
+        (["tf"], {}, "is not installed, but lbbsp[tf] needs tensorflow>=2.19"),
         (["tf"], {"tensorflow": "2.17.1"}, "2.17.1 is installed, but lbbsp[tf] needs tensorflow>"),
     ],
 )
