@@ -15,7 +15,7 @@ form            shape(x)                   source
 ==============  =========================  =======================================
 """
 
-from lbbsp_core.cost.affine import Affine, AffineArray, slowest, slowest_instead
+from lbbsp_core.cost.affine import Affine, AffineArray, least_slowest, slowest, slowest_instead
 from lbbsp_core.cost.base import Cost, Segment
 from lbbsp_core.cost.piecewise import PiecewiseCost
 from lbbsp_core.cost.profile import Profile
@@ -31,6 +31,7 @@ __all__ = [
     "Proportional",
     "Saturating",
     "Segment",
+    "least_slowest",
     "slowest",
     "slowest_instead",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
-from lbbsp_core.cost import Cost, Proportional, slowest, slowest_instead
+from lbbsp_core.cost import Cost, Proportional, least_slowest, slowest, slowest_instead
 from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.policy.even import even_plan
 from lbbsp_core.policy.first_uses import extra_seconds, plan_of_used_sizes
@@ -150,6 +150,9 @@ class LoadBalanced(Policy[LoadBalancedState]):
             return constraints.plan(costs), 0.0
         if costs is None or (observation.step + 1) % self.interval:
             return now, missed
+        bound = (1 - self.min_gain) * slowest(costs, now)
+        if bound <= least_slowest(costs, constraints.global_batch_size):
+            return now, missed  # no plan gains enough
         best = constraints.plan(costs)
         if not (gain := self._gain(costs, now, best)):
             return now, missed
@@ -157,8 +160,7 @@ class LoadBalanced(Policy[LoadBalancedState]):
         price = extra_seconds(first_uses, best) if self.min_gain else 0.0
         if price <= gain:  # as on CPUs, where it is noise
             return best, 0.0 if price else missed
-        below = (1 - self.min_gain) * slowest(costs, now)
-        sizes = plan_of_used_sizes(first_uses, constraints, costs, best, below) or now
+        sizes = plan_of_used_sizes(first_uses, constraints, costs, best, bound) or now
         missing = self.interval * self._gain(costs, sizes, best)
         if missing and missed + missing >= price:
             return best, 0.0

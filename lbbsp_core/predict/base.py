@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from lbbsp_core.types import Measurement, Real
@@ -21,6 +22,8 @@ else:
 @runtime_checkable
 class Predictor(Protocol[S]):
     """Forecasts one worker's speed from its past: pure functions over an explicit state S.
+
+    A predictor that learns slowly may have a further method, see `trained`.
 
     `update` never changes the state it is given, so a predictor can be pickled, replayed and
     printed. All three methods run in every training step and must be cheap.
@@ -57,3 +60,13 @@ class Predictor(Protocol[S]):
             Samples per second, finite and > 0; NaN before the first measurement.
         """
         ...
+
+
+def trained(predictor: Predictor[S], state: S) -> S:
+    """Returns the state after the predictor's ``train(state)``, if it has such a method.
+
+    There a predictor may do what the next forecast need not wait for. It is called while a worker
+    waits for the others; without a call the next `update` must do the same.
+    """
+    train: Callable[[S], S] | None = getattr(predictor, "train", None)
+    return state if train is None else train(state)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from lbbsp_core.cost.online import CostShape, CostShapeState
 from lbbsp_core.measure import OutlierFilter, OutlierFilterState
-from lbbsp_core.predict.base import Predictor
+from lbbsp_core.predict.base import Predictor, trained
 from lbbsp_core.types import Measurement
 
 
@@ -83,6 +83,17 @@ class SpeedEstimator:
         learned = self.cost_shape.learn(state.cost_shape, samples, busy_seconds)
         predictor = self.predictor.update(state.predictor, measurement)
         return EstimatorState(filter_state, learned, predictor), True
+
+    @property
+    def trains(self) -> bool:
+        """Whether `train` may have something to do."""
+        return hasattr(self.predictor, "train")
+
+    def train(self, state: EstimatorState) -> EstimatorState:
+        """Does what the forecast of the last step did not wait for; else the next `learn` does."""
+        if self.predictor is None:
+            return state
+        return state._replace(predictor=trained(self.predictor, state.predictor))
 
     def predict(
         self, state: EstimatorState, drivers: tuple[float, ...] = (), horizon: int = 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from lbbsp_core.predict.base import Predictor
+from lbbsp_core.predict.base import Predictor, trained
 from lbbsp_core.predict.ema import Ema
 from lbbsp_core.predict.narx import Narx
 from lbbsp_core.types import Measurement
@@ -111,7 +111,7 @@ class Mixture:
         speed = measurement.speed()
         if speed is None:
             return state
-        log = math.log(speed)
+        state, log = self.train(state), math.log(speed)
         pending = (*state.pending, self._logs(state, measurement.drivers, self.horizon))
         weights, variance = state.weights, state.variance
         if len(pending) >= self.horizon:
@@ -128,6 +128,11 @@ class Mixture:
     ) -> float:
         """Returns the weighted forecast of the experts that have one; NaN if none has."""
         return math.exp(_weighted_mean(state.weights, self._logs(state, drivers, horizon)))
+
+    def train(self, state: MixtureState) -> MixtureState:
+        """Trains the experts of which a training step is due."""
+        pairs = zip(self.experts, state.experts, strict=True)
+        return state._replace(experts=tuple(trained(*pair) for pair in pairs))
 
     def leader(self, state: MixtureState) -> Predictor:
         """Returns the expert with the largest weight, the first one on a tie."""

@@ -39,6 +39,7 @@ class NarxState(NamedTuple):
         min_speed: Smallest of `speeds`.
         mean_speed: Mean of `speeds`.
         max_speed: Largest of `speeds`.
+        is_due: Whether a training step is due.
     """
 
     updates: int
@@ -54,6 +55,7 @@ class NarxState(NamedTuple):
     min_speed: float
     mean_speed: float
     max_speed: float
+    is_due: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ class Narx:
     outside that range is learned as ten times the bound.
 
     Training is series-parallel: measured speeds are inputs, so there is nothing to unroll. Every
-    `train_interval` updates (in the first hundred: every update) *one* Levenberg-Marquardt step
-    starts from the last weights,
+    `train_interval` updates (in the first hundred: every update) *one* Levenberg-Marquardt step,
+    which the next forecast does not wait for, starts from the last weights,
     ``delta = (J'WJ + D + damping I)^-1 (J'W r - D theta)``, with J the analytic Jacobian, r the
     residuals, W the forgetting factors times the Huber weights and D the weight decay; it is
     kept if it lowers the weighted loss. `window`, `hidden` and the number of drivers bound the
@@ -145,13 +147,14 @@ class Narx:
         return NarxState(0, (), (), empty, empty, empty, empty, empty, 1.0, 1.0, nan, nan, nan)
 
     def update(self, state: NarxState, measurement: Measurement) -> NarxState:
-        """Appends one iteration to the window, and trains one step if it is due.
+        """Appends one iteration to the window, after the training step that is due, if any.
 
         Invalid measurements are ignored.
         """
         speed = measurement.speed()
         if speed is None:
             return state
+        state = self.train(state)
         if not state.updates:
             drivers = tuple(x if math.isfinite(x) else 0.0 for x in measurement.drivers)
             return state._replace(
@@ -184,7 +187,7 @@ class Narx:
             max_speed=float(speeds.max()),
         )
         due = state.updates <= 100 or state.updates % self.train_interval == 0
-        return self._train(state) if due and len(inputs) >= self.horizon + 6 else state
+        return state._replace(is_due=due and len(inputs) >= self.horizon + 6)
 
     def predict(self, state: NarxState, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
         """Returns the forecast for `Narx.horizon`; NaN before the first measurement.
@@ -209,8 +212,10 @@ class Narx:
         lags = [speed - last for speed in lags]
         return np.array([*lags, *drivers, *state.drivers] if self.use_exogenous else lags)
 
-    def _train(self, state: NarxState) -> NarxState:
-        """Makes one Levenberg-Marquardt step on the window."""
+    def train(self, state: NarxState) -> NarxState:
+        """Makes the Levenberg-Marquardt step on the window that is due, if any."""
+        if not state.is_due:
+            return state
         from scipy.linalg.lapack import dposv
 
         count = len(state.inputs) - self.horizon + 1
@@ -244,6 +249,7 @@ class Narx:
             scale=scale,
             unit=unit,
             damping=max(state.damping / 3, 1e-3) if better else min(state.damping * 4, 1e6),
+            is_due=False,
         )
 
     def _standard(self, inputs: Array, changes: Array, speeds: Array) -> tuple[Array, Array, float]:

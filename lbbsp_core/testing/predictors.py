@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.predict import Predictor
+from lbbsp_core.predict import Predictor, trained
 from lbbsp_core.testing._contract import SLACK, check_value, copied, pickled, unchanged
 from lbbsp_core.types import Measurement
 
@@ -87,19 +87,22 @@ def _check_predictions(predictor: Predictor, series: Sequence[Measurement]) -> N
 
 
 def _check_transitions(predictor: Predictor, series: Sequence[Measurement]) -> None:
-    """Checks that calls are pure and that `predict` does not influence what is learned."""
+    """Checks that calls are pure and that only `update` influences what is learned."""
     itself = pickled(predictor)
     state = silent = predictor.init()
     for measurement in series:
         ask = partial(predictor.predict, state, measurement.drivers, 2)
         first, second = unchanged("predict", state, ask), ask()
         assert _same(first, second), f"predict gave {first!r}, then {second!r}: it is not pure"
+        state = unchanged("train", state, partial(trained, predictor, state))
         state = unchanged("update", state, partial(predictor.update, state, measurement))
         silent = predictor.update(silent, measurement)
     assert pickled(predictor) == itself, f"a call changed {predictor!r} itself"
     drivers = series[-1].drivers
     asked, unasked = predictor.predict(state, drivers), predictor.predict(silent, drivers)
-    assert _same(asked, unasked), f"predict changed what is learned: {asked!r}, {unasked!r}"
+    assert _same(asked, unasked), (
+        f"predict or train changed what is learned: {asked!r}, {unasked!r}"
+    )
 
 
 def _check_replay(predictor: Predictor, series: Sequence[Measurement]) -> None:

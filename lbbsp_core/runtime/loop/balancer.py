@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 from lbbsp_core.cost import Profile
@@ -150,6 +152,7 @@ class Balancer(Schedule):
         self._drivers: tuple[float, ...] = ()
         self._known_drivers: dict[str, tuple[float | None, ...]] = {}
         self._continues = False  # whether plans were restored
+        self._training: Future[EstimatorState] | None = None
         self._choose_predictor()
         self._start_planning()
 
@@ -162,7 +165,7 @@ class Balancer(Schedule):
     def use_lag(self, lag: int) -> None:
         """Changes the lag; plans that are decided stay, a predictor of another horizon does not."""
         self._set_lag(lag)
-        before, estimate = self.predictor, self._estimate
+        before, estimate = self.predictor, self._learned()
         self._choose_predictor()
         if self.predictor == before:
             self._estimate = estimate
@@ -234,7 +237,7 @@ class Balancer(Schedule):
         self._drivers = drivers
         excluded = excluded or running.is_short
         self._estimate, accepted = self.estimator.learn(
-            self._estimate,
+            self._learned(),
             running.shares.work[self.rank],
             running.measured(self.rank, busy_seconds),
             before,
@@ -249,6 +252,27 @@ class Balancer(Schedule):
             # All workers decide alike whether a first use counts.
             excluded=excluded if running.is_new(self.rank) else not accepted,
         )
+
+    def train(
+        self, start: Callable[[Callable[[], EstimatorState]], Future[EstimatorState]]
+    ) -> None:
+        """Learns on another thread what the last forecast did not wait for, if it was not all.
+
+        `start` runs a function there. Without this call the next `report` learns it.
+        """
+        if self.estimator.trains:
+            self._training = start(partial(self.estimator.train, self._learned()))
+
+    def finish_training(self) -> None:
+        """Waits for the other thread of `train`."""
+        self._learned()
+
+    def _learned(self) -> EstimatorState:
+        """Returns the state of the estimator, after what is learned on another thread."""
+        training, self._training = self._training, None
+        if training is not None:
+            self._estimate = training.result()
+        return self._estimate
 
     def _forecast(self) -> tuple[int, int]:
         """Returns the predicted picoseconds per sample and nanoseconds of overhead."""
@@ -305,7 +329,7 @@ class Balancer(Schedule):
             self.rank,
             self.predictor,
             self.policy_state,
-            self._estimate,
+            self._learned(),
             self._drivers,
             self.short_steps.state,
         )
@@ -325,7 +349,8 @@ class Balancer(Schedule):
         if allowed:
             self.policy_state = state.policy_state
             self._use_plans(state.plans)
-        self._estimate, self._drivers, self._known_drivers = self.estimator.init(), (), {}
+        self._estimate, self._training = self.estimator.init(), None
+        self._drivers, self._known_drivers = (), {}
         if state.rank == self.rank and state.predictor == self.predictor:
             self._estimate, self._drivers = state.estimate, state.drivers
         if len(state.policy_state.sizes) == self.workers:

@@ -50,6 +50,7 @@ from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.record import RunHeader, run_header
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
+from lbbsp_core.runtime.reliability.liveness import training_thread
 
 logger = logging.getLogger("lbbsp.session")
 
@@ -277,7 +278,9 @@ class WorkerSession:
         named = dict(zip(self.meter.names, drivers, strict=True))
         hidden = round(hidden_seconds * 1e9)
         told = replace(message, retraced=marks.retraced, hidden_nanoseconds=hidden, drivers=named)
-        return encode(replace(told, extra=marks.extra))
+        row = encode(replace(told, extra=marks.extra))
+        self._balancer.train(training_thread().start)  # while the gradients are summed
+        return row
 
     def after_allreduce(self, rows: Iterable[Iterable[float]], left: Left | None = None) -> None:
         """Decides the plan of step + lag from the messages of all workers.
@@ -370,6 +373,7 @@ class WorkerSession:
 
     def close(self) -> None:
         """Ends a fit: stops sampling and drops a request to stop; `start` begins the next fit."""
+        self._balancer.finish_training()
         self.meter.close()
         self.extensions.close()
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)

@@ -127,7 +127,8 @@ class BackgroundThread:
 
     def start(self, call: Callable[[], T]) -> Future[T]:
         """Runs a function without arguments, after all earlier ones; returns at once."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():  # in a fork it is not
+            self._queue = SimpleQueue()
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
         future: Future[T] = Future()
@@ -146,5 +147,11 @@ class BackgroundThread:
 
 @lru_cache(maxsize=1)
 def background_thread() -> BackgroundThread:
-    """Returns the thread that all sessions of this process share."""
+    """Returns the thread on which all sessions of this process pass barriers."""
     return BackgroundThread("lbbsp-background")
+
+
+@lru_cache(maxsize=1)
+def training_thread() -> BackgroundThread:
+    """Returns the thread on which the predictors of this process train beside the exchanges."""
+    return BackgroundThread("lbbsp-training")

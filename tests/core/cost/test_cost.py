@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from dataclasses import astuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbbsp_core import Affine, Cost, Limits, Profile, Proportional, Saturating
+from lbbsp_core import Affine, Cost, Limits, Profile, Proportional, Saturating, allocate
+from lbbsp_core.cost import AffineArray, least_slowest, slowest
 from lbbsp_core.cost.profile_file import write_document
 
 speeds = st.floats(1e-3, 1e6)
@@ -40,6 +42,19 @@ def test_closed_forms() -> None:
     assert affine.overhead_samples == pytest.approx(10.0)
     assert affine.effective_samples(20) == pytest.approx(30.0)
     assert Proportional(50.0).effective_samples(20) == 20
+
+
+@given(st.lists(st.builds(Affine, st.floats(0.0, 1.0), st.floats(1e-3, 1.0)), min_size=1))
+def test_no_plan_takes_less_than_the_bound(lines: list[Affine]) -> None:
+    total = 1000 * len(lines)
+    best = slowest(lines, allocate(lines, total=total).tolist())
+    arrays = AffineArray(*(np.array(each) for each in zip(*map(astuple, lines), strict=True)))
+    bound = least_slowest(lines, total)
+    assert bound == pytest.approx(least_slowest(arrays, total))
+    assert best - max(line.seconds_per_sample for line in lines) <= bound <= best, (
+        "but for rounding"
+    )
+    assert least_slowest([*lines, Saturating(1.0, 0.1, 0.01)], total) == 0.0
 
 
 @given(costs, batches)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -185,6 +186,24 @@ def test_noise_moves_nothing_by_default() -> None:
     observations = [seen([source.uniform(9.85, 10.15) for _ in range(3)]) for _ in range(50)]
     assert set(decide(LoadBalanced(), *observations)) == {(40, 40, 40)}
     assert len(set(decide(LoadBalanced(min_gain=0.0), *observations))) > 1
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(0.95, 1.05)] * 3), max_size=30),
+    st.sampled_from([0.0, 0.02, 0.1]),
+)
+def test_no_plan_is_computed_where_none_can_gain_enough(
+    speeds: list[tuple[float, ...]], min_gain: float
+) -> None:
+    def run() -> tuple[list[tuple[int, ...]], int]:
+        with patch.object(BatchConstraints, "plan", autospec=True, side_effect=plan) as computed:
+            return decide(LoadBalanced(min_gain), *map(seen, speeds)), computed.call_count
+
+    plan = BatchConstraints.plan
+    plans, computed = run()
+    with patch.object(load_balanced, "least_slowest", return_value=0.0):
+        assert run() == (plans, len(speeds)), "without the bound all are computed"
+    assert computed <= len(speeds) * (min_gain < 0.1), "these speeds differ by a tenth"
 
 
 def replayed(speeds: Sequence[Sequence[float]], policy: Policy, lag: int = 1) -> Timeline:

@@ -276,7 +276,7 @@ def test_narx_learns_the_delayed_effect_of_a_driver() -> None:
 def test_a_linear_narx_is_the_weighted_ridge_regression() -> None:
     """Solves (Z'WZ + D) s = Z'W t, with forgetting W and decay D, in one training step."""
     narx = Narx(hidden=0, huber=1e9, forgetting_factor=0.9, train_interval=1, window=40)
-    state = learn(narx, noisy(200))
+    state = narx.train(learn(narx, noisy(200)))
     z = (state.inputs - state.center) / state.scale
     z[:, 6:] = z[:, 6:].clip(-2, 2)
     weight = 0.9 ** np.arange(39, -1, -1)[:, None]

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -14,6 +15,7 @@ from lbbsp_core import (
     Collectives,
     DisagreementError,
     FixedShares,
+    LastValue,
     Limits,
     ResourceSampler,
     SessionOptions,
@@ -81,6 +83,28 @@ def test_a_stop_that_one_worker_requests_reaches_all_after_the_same_step(preempt
 
     later = [(False, True)] * 2 if preempted else [(True, False), (False, False)]
     assert run(worker) == [[(False, False)] * 2 + later] * 2
+
+
+@dataclass(frozen=True)
+class SlowLearner(LastValue):
+    """Predictor that learns only once the step has been exchanged."""
+
+    exchanged = threading.Event()
+
+    def train(self, state):
+        assert self.exchanged.wait(HANG_SECONDS)
+        raise ArithmeticError("cannot learn")
+
+
+def test_a_predictor_learns_beside_the_exchange_and_what_it_raises_is_raised():
+    def worker(session, collectives):
+        session.start({})
+        step(session, collectives)
+        SlowLearner.exchanged.set()
+        with pytest.raises(ArithmeticError, match="cannot learn"):
+            session.before_allreduce()
+
+    run(worker, options=lambda _: SessionOptions(predictor=SlowLearner()))
 
 
 def test_another_lag_keeps_the_position_and_the_plan():
