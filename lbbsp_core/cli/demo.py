@@ -117,10 +117,9 @@ def _train(plan: Plan, training: Training, console: Console) -> FinishedRun:
 
 def _table(figures: Summary) -> Table:
     bsp, lbbsp = figures["bsp"], figures["lbbsp"]
-    table = Table(title=f"{figures['speedup']:.2f} x faster", title_style="bold green")
-    table.add_column("")
-    table.add_column("plain BSP", justify="right")
-    table.add_column("LB-BSP", justify="right")
+    title = f"{figures['speedup']:.2f} x faster"
+    columns = ("",), ("plain BSP", "LB-BSP")
+    table = options.FiguresTable(*columns, title=title, title_style="bold green")
     table.add_row("step", *(f"{1e3 * run['step_seconds']:.0f} ms" for run in (bsp, lbbsp)))
     hides = max(bsp["hidden_communication"], lbbsp["hidden_communication"]) >= NOTICEABLE
     for name, form in (

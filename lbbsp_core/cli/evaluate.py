@@ -93,9 +93,8 @@ def _print(out: Console, result: Evaluation) -> None:
         title = f"efficiency of LoadBalanced with these forecasts, lag {result.horizon}"
         out.print(_by_trace(result, title, efficiencies, "mean", max))
     title = "MAPE, and microseconds of thread CPU time (means over traces; largest percentile)"
-    costs = Table(title=title)
-    for column in ("predictor", "MAPE", "update", "predict", "99.9th percentile"):
-        costs.add_column(column, justify="left" if column == "predictor" else "right")
+    figures = "MAPE", "update", "predict", "p99.9"
+    costs = options.FiguresTable(("predictor",), figures, title=title)
     for name in names:
         own = [scores[name] for scores in traces]
         update, predict = (
@@ -116,10 +115,10 @@ def _by_trace(
 ) -> Table:
     """Returns a table of a figure, with a column for each trace and for their mean."""
     table = Table(title=title, box=SIMPLE_HEAD)
-    table.add_column("predictor", no_wrap=True)
+    table.add_column("predictor", overflow="fold")
     for file in (*result.scores, mean):
         name = file.removesuffix(".csv").replace("_", " ")  # breaks at spaces in a narrow terminal
-        table.add_column(escape(name), justify="right", overflow="fold")
+        table.add_column(escape(name), justify="right", overflow="fold", min_width=6)
     known = [[value for value in column if value is not None] for column in columns]
     marked = [best(column, default=None) for column in known]
     for name, *row in zip(result.predictors, *columns, strict=True):

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 from lbbsp_core.files import require_writable, write_whole
 from lbbsp_core.validate import one_line, printable
@@ -21,6 +23,8 @@ from lbbsp_core.validate import one_line, printable
 Command = TypeVar("Command", bound=Callable[..., None])
 
 LONGEST_ERROR: Final = 2000  # characters
+LONGEST_LINE: Final = 2000  # characters, of a table that nothing bounds
+_SHORTEST_NAME: Final = 5
 
 STDOUT: Final = Path("-")
 """Value of ``--json`` that stands for standard output."""
@@ -118,7 +122,15 @@ def one_line_errors(command: Command) -> Command:
 
 
 class SafeConsole(Console):
-    """Console that writes what files contain without what a terminal would interpret."""
+    """Console that writes what files contain without what a terminal would interpret.
+
+    Its lines fit into the terminal; in a file they are as long as they must be.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr)
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = LONGEST_LINE
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -140,6 +152,24 @@ def consoles(json_file: Path | None, inputs: Iterable[str | Path] = ()) -> tuple
             # Names of hosts must not end a command on a terminal without UTF-8.
             stream.reconfigure(errors="backslashreplace")
     return SafeConsole(stderr=json_file == STDOUT), SafeConsole(stderr=True)
+
+
+class FiguresTable(Table):
+    """Table whose names fold where a line is too long, and whose figures are shown whole."""
+
+    def __init__(self, names: Iterable[str], figures: Iterable[str], **options: Any) -> None:
+        super().__init__(**options)
+        for name in names:
+            self.add_column(name, overflow="fold", min_width=_SHORTEST_NAME)
+        for name in figures:
+            self.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Adds a row; cells may have markup."""
+        super().add_row(*cells, **options)
+        for column, cell in zip(self.columns, cells, strict=False):
+            if column.no_wrap:
+                column.min_width = max(column.min_width or 0, Text.from_markup(cell).cell_len)
 
 
 def show(console: Console, text: str, style: str = "") -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from lbbsp_core.cli import options
 from lbbsp_core.cli.progress import countdown
@@ -93,10 +92,8 @@ def _print(out: Console, result: ProfileResult) -> None:
         f"{points[-1].batch} in {1e3 * points[-1].seconds:.3g} ms; {memory}",
         highlight=False,
     )
-    table = Table(title="Fitted cost forms, and their mean relative error on left-out batches")
-    table.add_column("form")
-    table.add_column("parameters", overflow="fold")
-    table.add_column("error", justify="right")
+    title = "Fitted cost forms, and their mean relative error on left-out batches"
+    table = options.FiguresTable(("form", "parameters"), ("error",), title=title)
     for name, fit in result.fits.items():
         error = "" if fit.cv_error is None else f"{fit.cv_error:.2%}"
         style = "bold" if name == result.best else None

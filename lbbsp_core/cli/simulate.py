@@ -275,11 +275,11 @@ def _table(rows: list[Row]) -> Table:
     syncs = {row.sync for row in rows}
     names = ["sync", "policy", "predictor"] if syncs != {"bsp"} else ["policy", "predictor"]
     bsp = "" if "sync" in names else ", BSP"
-    table = Table(title=escape(f"{rows[0].name}: {rows[0].workers} workers{bsp}"))
-    for column in names:
-        table.add_column(column, no_wrap=True)
-    for column in ("total", "waiting", "efficiency"):
-        table.add_column(column, justify="right")
+    table = options.FiguresTable(
+        names,
+        ("total", "waiting", "efficiency"),
+        title=escape(f"{rows[0].name}: {rows[0].workers} workers{bsp}"),
+    )
     best = max(row.efficiency for row in rows)
     for row in rows:
         efficiency = f"[bold]{best:.4f}[/]" if row.efficiency == best else f"{row.efficiency:.4f}"

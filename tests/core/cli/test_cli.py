@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,6 +235,39 @@ def test_progress_follows_a_record_that_grows(tmp_path):
     assert "step 1/20" in shown()
     assert "250 ms" in shown()
     assert "3 + 5" in shown()
+
+
+# Tables
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (
+            "simulate --scenario constant --workers 4 --steps 9 --sync bsp,elasticbsp:15",
+            "bsp,proportional:ratings=1/1/0.5/0.5",
+        ),
+        ("evaluate trace.csv", "ema0.2,narx:hidden=1:window=20"),
+    ],
+)
+def test_tables_fold_names_and_never_cut_figures(monkeypatch, tmp_path, command, names):
+    option = "--policies" if "simulate" in command else "--predictors"
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{worker},{step},8,{1 + worker + step % 3}" for worker in (0, 1) for step in range(30)]
+    Path("trace.csv").write_text("\n".join(["worker,step,samples,busy_seconds", *rows]))
+
+    def output(columns):
+        monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", False)
+        text = run(*command.split(), option, names).output
+        return text, Counter(re.findall(r"\d+\.\d\d s|\d+\.\d%|\d\.\d{4}", text))
+
+    whole, figures = output(None)
+    assert len(figures) > 5
+    assert all(name in whole for name in names.split(","))
+    for columns in ("60", "80"):
+        text, shown = output(columns)
+        assert shown == figures
+        assert max(map(len, text.splitlines())) <= int(columns)
 
 
 # Texts of files
