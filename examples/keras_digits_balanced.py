@@ -36,7 +36,6 @@ with strategy.scope():
 started = time.perf_counter()
 model.fit(
     balancer.dataset(images[:1536], labels[:1536], seed=0),
-    steps_per_epoch=balancer.steps_per_epoch,
     callbacks=[balancer],
     epochs=8,
     validation_data=(images[1536:], labels[1536:]),

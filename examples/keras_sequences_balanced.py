@@ -52,7 +52,6 @@ with strategy.scope():
 
 model.fit(
     balancer.dataset(tokens[:1536], labels[:1536], seed=0, padded=True, work=lengths[:1536]),
-    steps_per_epoch=balancer.steps_per_epoch,
     callbacks=[balancer],
     epochs=6,
     validation_data=(tokens[1536:].to_tensor(), labels[1536:]),

@@ -93,7 +93,6 @@ class LoadBalancer(BalancedFit):
             model.compile(...)
         model.fit(
             balancer.dataset(x, y, seed=0),
-            steps_per_epoch=balancer.steps_per_epoch,
             epochs=5,
             callbacks=[balancer],
         )
@@ -175,7 +174,7 @@ class LoadBalancer(BalancedFit):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of global steps per epoch of the latest data set; pass it to `fit`.
+        """Number of global steps per epoch of the latest data set, which `fit` takes by itself.
 
         Raises:
             RuntimeError: `dataset` was not called before.
@@ -261,8 +260,8 @@ class LoadBalancer(BalancedFit):
                 docs/work.md. Needs samples with numbers: no `tf.data.Dataset`, no `PyDataset`.
 
         Returns:
-            Data to pass to `fit` as `x`, with ``steps_per_epoch=balancer.steps_per_epoch``. Only
-            `fit` can use it: evaluate on arrays or on a `tf.data.Dataset`.
+            Data to pass to `fit` as `x`. Only `fit` can use it: evaluate on arrays or on a
+            `tf.data.Dataset`.
 
         Raises:
             ValueError: The kind of data is not supported, lengths differ, the data set is smaller

@@ -28,7 +28,6 @@ def main() -> None:
         model = build()
     model.fit(
         balancer.dataset(data.x, data.y, seed=SEED),
-        steps_per_epoch=balancer.steps_per_epoch,
         callbacks=[balancer],
         verbose=0,
     )

@@ -10,6 +10,11 @@ def tf_config() -> str:
     return os.environ.get("TF_CONFIG", "").strip()
 
 
+def shows_all_progress() -> bool:
+    """Returns whether ``LBBSP_PROGRESS`` is "all": all workers print Keras' lines of progress."""
+    return os.environ.get("LBBSP_PROGRESS") == "all"
+
+
 def in_slurm_step() -> bool:
     """Returns whether this process is a task of ``srun``, which sets ``SLURM_STEP_NUM_TASKS``."""
     return "SLURM_STEP_NUM_TASKS" in os.environ

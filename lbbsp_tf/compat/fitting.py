@@ -13,7 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.trainers.data_adapters import array_slicing
 
+from lbbsp_tf import env
 from lbbsp_tf.compat.state import patch_epochs
 from lbbsp_tf.compat.values import Method, Nest, local, patch, patch_broken
 
@@ -28,6 +30,7 @@ def patch_keras() -> None:
     patch_broken(keras_trainer, "reduce_per_replica", sign, _reduce_locally)
     patch(Trainer, "get_metrics_result", _metrics_without_variables)
     patch(keras.callbacks.ProgbarLogger, "set_params", _lines_without_display)
+    patch(array_slicing, "train_validation_split", _split_of_arrays)
     patch_epochs()
 
 
@@ -113,12 +116,26 @@ def _lines_without_display(
 ) -> None:
     """Replaces `set_params` of the progress bar: where none can be shown, it prints as verbose=2.
 
-    Keras draws it into files, too, in which each step then adds a line, from each of the workers.
+    Keras draws it into files, too, in which each step then adds a line. Of several workers only the
+    first one prints, unless all are to.
     """
     set_params(logger, params)
+    strategy = getattr(logger.model, "distribute_strategy", None)
+    if strategy and not (strategy.extended.should_save_summary or env.shows_all_progress()):
+        logger.verbose = 0
     is_terminal = getattr(sys.stdout, "isatty", lambda: False)  # a logger may lack it
     if logger.verbose == 1 and not (is_terminal() or "ipykernel" in sys.modules):
         logger.verbose = 2
+
+
+def _split_of_arrays(split: Method, arrays: Nest, validation_split: float) -> Nest:
+    """Replaces `train_validation_split`, by which `fit` divides its data."""
+    if any(hasattr(each, "example") or hasattr(each, "pipeline") for each in arrays):
+        raise ValueError(
+            "fit divides arrays only: call balancer.dataset(..., validation_split="
+            f"{validation_split}), and pass validation_data=balancer.validation_data to fit"
+        )
+    return split(arrays, validation_split)
 
 
 def _metrics_without_variables(get_metrics_result: Method, model: Trainer) -> Nest:

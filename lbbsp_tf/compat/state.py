@@ -161,11 +161,13 @@ def _noted(
 ) -> None:
     """Notes a new iterator over epochs, which is not to warn that it ignores ``shuffle=True``.
 
-    That is the default of `fit`.
+    That is the default of `fit`. Placeholders, which are endless, tell the number of steps.
     """
     balanced = isinstance(x, tf.data.Dataset) and hasattr(x, "pipeline")  # on a single worker
     if balanced or isinstance(x, tf.distribute.DistributedDataset):
         options["shuffle"] = False
+    if options.get("steps_per_epoch") is None:
+        options["steps_per_epoch"] = getattr(x, "steps_per_epoch", None)
     initialise(self, x, *args, **options)
     _iterator.value = weakref.ref(self)
 

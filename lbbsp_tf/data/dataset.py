@@ -146,6 +146,11 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
             replace(pipeline, batch_maps=(*pipeline.batch_maps, function)), strategy, feed
         )
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of an epoch, of a fit that is given none."""
+        return self._pipeline.order.steps_per_epoch
+
     def example(self) -> Nest:
         """Returns a batch of one sample, from which Keras builds the model."""
         self._feed.announce(self._pipeline)

@@ -132,7 +132,7 @@ def check_steps(given: int | None, steps_per_epoch: int) -> None:
     if given != steps_per_epoch:
         raise ValueError(
             f"steps_per_epoch must be balancer.steps_per_epoch = {steps_per_epoch}, got {given!r}: "
-            "pass fit(..., steps_per_epoch=balancer.steps_per_epoch)"
+            "leave steps_per_epoch out"
         )
 
 
@@ -140,8 +140,7 @@ def not_fed_by_balancer() -> ValueError:
     """Returns the error for a `fit` on data that did not come from the balancer."""
     return ValueError(
         "fit needs the data of the balancer: call fit(balancer.dataset(x, y), "
-        "steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer]), without batch_size and "
-        "validation_split (use validation_data)"
+        "callbacks=[balancer]), without batch_size and validation_split (use validation_data)"
     )
 
 

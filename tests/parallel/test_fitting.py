@@ -113,6 +113,7 @@ def test_all_callbacks_see_the_figures_from_the_first_step_and_epoch_on(seen):
         assert [float(row[column]) for row in rows] == pytest.approx(values)
     epochs = [line for line in seen[0]["progress"].splitlines() if line.startswith("6/6")]
     assert len(epochs) == 3
+    assert not any(each["progress"] for each in seen[1:]), "worker 0 speaks for all"
     assert all(f" - {name}: " in line for name in Figures._fields for line in epochs)
     assert everywhere(seen, "without_figures") == ["accuracy", "loss"]
 

@@ -88,11 +88,28 @@ def test_a_file_gets_a_line_for_each_epoch_and_no_bar(
         assert len(others) == 2, "the second epoch, and the evaluation"
 
 
+@pytest.mark.parametrize(("rank", "asked", "verbose"), [(0, "", 2), (1, "", 0), (1, "all", 2)])
+def test_worker_0_prints_the_progress_unless_all_are_to(monkeypatch, rank, asked, verbose):
+    monkeypatch.setenv("LBBSP_PROGRESS", asked)
+    logger = keras.callbacks.ProgbarLogger()
+    extended = SimpleNamespace(should_save_summary=rank == 0)
+    logger.set_model(SimpleNamespace(distribute_strategy=SimpleNamespace(extended=extended)))
+    logger.set_params({"verbose": 2, "epochs": 1, "steps": 4})
+    assert logger.verbose == verbose
+
+
 def test_the_output_may_be_any_object_with_write(monkeypatch):
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=print, flush=print))
     logger = keras.callbacks.ProgbarLogger()
     logger.set_params({"verbose": 1, "epochs": 1, "steps": 4})
     assert logger.verbose == 2
+
+
+def test_a_split_of_its_own_data_set_is_made_by_the_balancer(balancer):
+    data = balancer.dataset(FEATURES, LABELS)
+    with pytest.raises(ValueError, match=r"balancer\.dataset\(\.\.\., validation_split=0\.25\)"):
+        fit(balancer, data, validation_split=0.25)
+    assert model().fit(FEATURES, LABELS, validation_split=0.25, verbose=0), "that of others stays"
 
 
 def test_its_own_data_set_needs_its_own_steps(balancer):

@@ -194,7 +194,7 @@ table = keras.callbacks.CSVLogger(shared / f"table-{it.rank}.csv")
 data, said = it.dataset(FEATURES, LABELS, seed=3), io.StringIO()
 with contextlib.redirect_stdout(said):
     history = built.fit(
-        data, steps_per_epoch=it.steps_per_epoch, epochs=3, verbose=2,
+        data, epochs=3, verbose=2,
         callbacks=[Before(), table, it, board], validation_data=(FEATURES[:50], LABELS[:50]),
     ).history  # fmt: skip
 result("figures", {name: history[name] for name in Figures._fields})

@@ -165,7 +165,6 @@ CASES = {
     "batch_size": lambda: fit_arrays(batch_size=8),
     "validation_split": lambda: fit_arrays(validation_split=0.5),
     "validation_split_of_ours": lambda: fit(validation_split=0.5),
-    "no_steps": lambda: fit(steps=None),
     "wrong_steps": lambda: fit(steps=3),
     "steps_per_execution": lambda: fit(built=model(steps_per_execution=2)),
     "jit_compile": lambda: fit(built=model(jit_compile=True)),
