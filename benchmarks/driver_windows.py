@@ -35,8 +35,7 @@ from lbbsp_core import LastValue, Measurement, Narx, Predictor
 from lbbsp_core.runtime.record.record import Run
 
 PERIOD_SECONDS, GATHERS = 0.01, 100
-FACTORS = {"cgroup_other_percent": 1, "cpu_other_percent": 2, "cpu_own_percent": 3,
-           "throttled_percent": 4}  # fmt: skip
+FACTORS = {"cgroup_other_percent": 1, "cpu_other_percent": 2, "throttled_percent": 3}
 """Columns of the counters: seconds since some time in the past; column 0 has the time."""
 
 CASES: tuple[tuple[str, float | None], ...] = (
@@ -49,7 +48,7 @@ class Recorded(NamedTuple):
     """What a worker has recorded.
 
     Args:
-        counters: Time and counters, shape ``(readings, 5)``, in seconds.
+        counters: Time and counters, shape ``(readings, 4)``, in seconds.
         reached: Time at which it reached the barrier of each step, in seconds.
         left: Time at which it left it.
         gathers: Seconds of gathers after the training.
@@ -75,7 +74,7 @@ def record_worker(options: argparse.Namespace) -> None:
     def read() -> float:
         now = time.perf_counter()
         totals = [number for source in sources for number in source.read()]
-        rows.append([now, *totals[:4]])
+        rows.append([now, *totals])
         return now
 
     def noted(name: str) -> None:

@@ -53,7 +53,6 @@ def main() -> None:
     options = parser.parse_args()
     cases: list[tuple[str, tuple[str, ...] | None]] = [("default", None)]
     cases += [(name, (name,)) for name in ResourceSampler.available]
-    cases += [("all", tuple(ResourceSampler.available))]
     print(f"{'':44}{'wall: median':>14}{'p99':>8}{'CPU: mean':>12}{'p99':>8}  us")
     for label, names in cases:
         with ResourceSampler(names) as sampler:

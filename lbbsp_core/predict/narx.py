@@ -309,7 +309,7 @@ class Narx:
 def _standardised(inputs: Array, center: Array, scale: Array) -> Array:
     """Returns the inputs in units of their deviation, drivers clipped to two of them.
 
-    An unprecedented value of a driver (memory of a neighbour, a burst of context switches) shows
+    An unprecedented value of a driver (memory of a neighbour, a burst of runnable tasks) shows
     that something is unusual, not that its effect grows in proportion.
     """
     bounds = np.full(len(center), 2.0)

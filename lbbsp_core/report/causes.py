@@ -17,7 +17,6 @@ _TEXTS: Final = {
     "steal_percent": "its host takes {:.0f} % of a core from the virtual machine",
     "cgroup_other_percent": "other processes take {:.0f} % of a core from its quota",
     "cpu_other_percent": "other processes take {:.0f} % of a core on its cores",
-    "cpu_pressure_percent": "its tasks wait {:.0f} % of the time for a core",
 }
 
 

@@ -11,7 +11,6 @@ DESCRIPTIONS: Final = {
     "cpu_other_percent": "CPU time of other processes on the cores of this process; "
     "100 is one core",
     "runnable": "runnable tasks on this machine at the time of sampling",
-    "involuntary_switches_per_second": "involuntary context switches of this process",
     "memory_percent": "memory in use, of the machine or of the limit of the cgroup; the larger one",
     "throttled_percent": "time throttled by the CPU quota of the cgroup; 100 is one core",
     "steal_percent": "CPU time stolen by the hypervisor on the cores of this process; "
@@ -20,11 +19,6 @@ DESCRIPTIONS: Final = {
     "100 is one core",
     "gpu_percent": "GPU utilisation, of all processes",
     "gpu_memory_percent": "GPU memory in use, by all processes",
-    "cpu_own_percent": "CPU time of this process, all threads; 100 is one core",
-    "cpu_pressure_percent": "share of time in which a task waited for a core",
-    "throttled_periods_per_second": "quota periods in which the cgroup was throttled",
-    "memory_own_percent": "resident memory of this process, of the machine or of the limit of "
-    "the cgroup",
 }
 """Names of all driving factors, with their descriptions."""
 
@@ -40,9 +34,9 @@ class Factor(NamedTuple):
 
     name: str  # a key of `DESCRIPTIONS`
     max_value: float = 100.0  # the lower bound is 0
-    # Value of the factor for an increase of 1 per second, if the number is a running total. None:
-    # the number itself is the factor.
-    per_second: float | None = None
+    # Whether the number is a running total of seconds, of whose increase the factor is the percent
+    # of the time that has passed. Otherwise the number itself is the factor.
+    is_total: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class Meter:
     decreased (the counter has wrapped or restarted) or is NaN, a factor keeps its last value.
 
     Example:
-        >>> factors = (Factor("steal_percent", max_value=200.0, per_second=100.0),)
+        >>> factors = (Factor("steal_percent", max_value=200.0, is_total=True),)
         >>> meter = Meter(factors, (10.0, (7.0,)), ["steal_percent"])
         >>> meter.add((12.0, (7.5,)))
         >>> meter.values()                           # 0.5 seconds in 2 seconds
@@ -85,7 +79,7 @@ class Meter:
         self._readings = deque([first])  # the first is the start of the window
         self._values = {name: 0.0 for _, name, *_ in self._wanted}
         # Whether a wanted factor is a rate, which needs readings at the start of a window.
-        self.has_rates: Final = any(per_second is not None for *_, per_second in self._wanted)
+        self.has_rates: Final = any(is_total for *_, is_total in self._wanted)
 
     def add(self, reading: Reading) -> None:
         """Adds a reading; it replaces the last one if no time has passed, or time went back."""
@@ -100,13 +94,13 @@ class Meter:
         """Returns the driving factors at the last reading."""
         (then, old), (now, new) = self._readings[0], self._readings[-1]
         seconds = now - then
-        for index, name, max_value, per_second in self._wanted:
+        for index, name, max_value, is_total in self._wanted:
             value = new[index]
-            if per_second is not None:
+            if is_total:
                 value -= old[index]
                 if seconds < WINDOW_SECONDS or value < 0:
                     continue
-                value *= per_second / seconds
+                value *= 100.0 / seconds
             if value == value:  # not NaN
                 self._values[name] = min(max(value, 0.0), max_value)
         return self._values

@@ -18,15 +18,6 @@ def _available_cores() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def _involuntary_switches() -> int:
-    """Counts involuntary context switches of all threads of this process, ended ones included."""
-    if sys.platform == "win32":  # not available on Windows
-        return 0
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-
 def _psutil() -> Any:
     """Imports psutil when a source asks for it: most users of this package read no source."""
     import psutil
@@ -41,9 +32,7 @@ class Host:
     root: Path = Path("/")  # of the file system that contains ``proc`` and ``sys``
     clock: Callable[[], float] = time.perf_counter
     process_seconds: Callable[[], float] = time.process_time  # CPU seconds, all threads
-    involuntary_switches: Callable[[], int] = _involuntary_switches  # of all our threads
     memory: Callable[[], tuple[int, int]] = lambda: _psutil().virtual_memory()[:2]  # all, available
-    resident: Callable[[], int] = lambda: _psutil().Process().memory_info().rss  # bytes, our own
     # Seconds of each core by their use.
     core_times: Callable[[], Sequence[Any]] = lambda: _psutil().cpu_times(percpu=True)
     load: Callable[[], float] = lambda: _psutil().getloadavg()[0]  # of the last minute

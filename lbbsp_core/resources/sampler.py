@@ -42,9 +42,8 @@ class ResourceSampler:
 
     Paper: LB-BSP (arXiv 1806.02508) predicts speeds from past *and current* CPU and memory use.
     Ours: a worker is slowed down by what other processes use, so their use is separated from its
-    own. Times are percents of one core (or of the GPU) and counts are per second, both means
-    over the last 50 to 100 ms; ``runnable`` is the value at the time of sampling. All values
-    are finite, >= 0 and bounded.
+    own. Times are percents of one core (or of the GPU), means over the last 50 to 100 ms;
+    ``runnable`` is the value at the time of sampling. All values are finite, >= 0 and bounded.
 
     A sample takes 100 to 200 microseconds with cold caches, never blocks and never raises. A factor
     that cannot be read keeps its last value, or 0, and this is logged once. A background thread
@@ -56,9 +55,8 @@ class ResourceSampler:
         names: Driving factors to sample, in this order; keys of `ResourceSampler.available`.
             Default: CPU time of other processes, runnable tasks, memory, throttling and steal
             time where available, CPU time of other processes in the cgroup if it has a quota, and
-            utilisation and memory of the GPU if there is one. The cost
-            of a prediction grows with their number; on recorded traces further factors did not
-            improve predictions.
+            utilisation and memory of the GPU if there is one. The cost of a prediction grows with
+            their number.
         gpu: Index of the GPU of this process among ``CUDA_VISIBLE_DEVICES``, >= 0.
         host: Machine to read. Tests pass a fake host.
 

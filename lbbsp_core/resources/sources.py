@@ -1,4 +1,4 @@
-"""Sources of driving factors: ``/proc``, cgroups, psutil and ``getrusage``.
+"""Sources of driving factors: ``/proc``, cgroups and psutil.
 
 Linux has all of them. Elsewhere, those that read ``/proc`` or cgroups raise OSError, and are left
 out.
@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import PurePosixPath
 from typing import Any, Final, TypeAlias, final
 
 from lbbsp_core.resources import cgroup
@@ -20,9 +19,6 @@ from lbbsp_core.resources.host import Host
 
 TICK_SECONDS: Final = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 """Unit of the times in ``/proc/stat``."""
-
-MAX_EVENTS_PER_SECOND: Final = 1e6
-"""Upper bound of rates of events; larger ones are errors of measurement."""
 
 MEMORY_SECONDS: Final = 0.5
 """Seconds between two readings of memory, which changes slowly."""
@@ -63,22 +59,24 @@ class OtherCpuTime:
 
 
 def cpu_time(host: Host) -> Source:
-    """CPU time of other processes and of this one, on the cores that this process may use.
+    """CPU time of other processes, on the cores that this process may use.
 
     Child processes count as other processes.
     """
-    busy, other = _busy_counter(host), OtherCpuTime(len(host.cores))
-
-    def read() -> tuple[float, ...]:
-        own = host.process_seconds()
-        return other.seconds(busy(), own), own
-
-    return Source((_cpu_percent("cpu_other", host), _cpu_percent("cpu_own", host)), read)
+    return _cpu_percent("cpu_other", host, _of_others(host, _busy_counter(host)))
 
 
-def _cpu_percent(name: str, host: Host) -> Factor:
-    """Returns the factor of seconds on our cores."""
-    return Factor(f"{name}_percent", 100.0 * len(host.cores), per_second=100.0)
+def _cpu_percent(name: str, host: Host, seconds: Counter) -> Source:
+    """Returns the source of a factor of seconds on our cores."""
+    factor = Factor(f"{name}_percent", 100.0 * len(host.cores), is_total=True)
+    return Source((factor,), lambda: (seconds(),))
+
+
+def _of_others(host: Host, counter: Counter) -> Counter:
+    """Returns the seconds that `counter` counts for other processes."""
+    other = OtherCpuTime(len(host.cores))
+    # Our own time first: it never exceeds what the cgroup has used when it is read.
+    return lambda: other.seconds(own=host.process_seconds(), total=counter())
 
 
 def _busy_counter(host: Host) -> Counter:
@@ -147,12 +145,7 @@ def _ticks(host: Host, *kinds: str) -> Counter:
 
 def cgroup_cpu_time(host: Host) -> Source:
     """CPU time of other processes in the cgroup of this process, with which it shares a quota."""
-    usage, other = _cgroup_usage(host), OtherCpuTime(len(host.cores))
-    return Source(
-        (_cpu_percent("cgroup_other", host),),
-        # Our own time first: it never exceeds what the cgroup has used when it is read.
-        lambda: (other.seconds(own=host.process_seconds(), total=usage()),),
-    )
+    return _cpu_percent("cgroup_other", host, _of_others(host, _cgroup_usage(host)))
 
 
 def _cgroup_usage(host: Host) -> Counter:
@@ -179,8 +172,7 @@ def _cgroup_usage(host: Host) -> Counter:
 
 def steal_time(host: Host) -> Source:
     """Time that the hypervisor stole from the cores that this process may use."""
-    stolen = _ticks(host, "steal")
-    return Source((_cpu_percent("steal", host),), lambda: (stolen(),))
+    return _cpu_percent("steal", host, _ticks(host, "steal"))
 
 
 def runnable_tasks(host: Host) -> Source:
@@ -200,27 +192,6 @@ def runnable_tasks(host: Host) -> Source:
     )
 
 
-def context_switches(host: Host) -> Source:
-    """Involuntary context switches of this process: ``getrusage``."""
-    factor = Factor("involuntary_switches_per_second", MAX_EVENTS_PER_SECOND, 1.0)
-    return Source((factor,), lambda: (float(host.involuntary_switches()),))
-
-
-def cpu_pressure(host: Host) -> Source:
-    """Pressure stall information (PSI): time in which a task waited for a core.
-
-    Reads the pressure of the cgroup where version 2 provides it, otherwise of the machine.
-    """
-    paths = [group.path / "cpu.pressure" for group in cgroup.own_cgroups(host, "")[:1]]
-    paths = [path for path in paths if host.resolve(path).exists()]
-    read = host.open((*paths, PurePosixPath("/proc/pressure/cpu"))[0])
-    return Source(
-        (Factor("cpu_pressure_percent", per_second=100.0),),
-        # some avg10=0.00 avg60=0.00 avg300=0.00 total=123456, in microseconds
-        lambda: (float(read().split(b"total=", 1)[1].split()[0]) / 1e6,),
-    )
-
-
 def cpu_throttling(host: Host) -> Source:
     """Throttling by CPU quotas: ``cpu.stat`` of the cgroup and of its ancestors.
 
@@ -231,21 +202,20 @@ def cpu_throttling(host: Host) -> Source:
     if not readers:
         raise FileNotFoundError("this process is in no cgroup with a CPU controller")
 
-    def read() -> tuple[float, ...]:
-        sums = dict.fromkeys((b"nr_throttled", b"throttled_usec", b"throttled_time"), 0)
+    def seconds() -> float:
+        sums = dict.fromkeys((b"throttled_usec", b"throttled_time"), 0)
         for read_file in readers:
             words = read_file().split()
             for key in sums.keys() & words:
                 sums[key] += int(words[words.index(key) + 1])
-        periods, microseconds, nanoseconds = sums.values()  # the latter in version 1
-        return microseconds / 1e6 + nanoseconds / 1e9, float(periods)
+        microseconds, nanoseconds = sums.values()  # the latter in version 1
+        return microseconds / 1e6 + nanoseconds / 1e9
 
-    rate = Factor("throttled_periods_per_second", MAX_EVENTS_PER_SECOND, per_second=1.0)
-    return Source((_cpu_percent("throttled", host), rate), read)
+    return _cpu_percent("throttled", host, seconds)
 
 
 def memory(host: Host) -> Source:
-    """Memory in use on the machine or in the cgroup, and resident memory of this process.
+    """Memory in use, of the machine or of the limit of the cgroup; the larger one.
 
     File caches that can be reclaimed at once do not count as in use (``MemAvailable``,
     ``inactive_file``).
@@ -260,23 +230,19 @@ def memory(host: Host) -> Source:
         if limit is not None:
             (usage,), words = (read_file().split() for read_file in readers)
             used = int(usage) - int(words[words.index(limit.cache_key) + 1])
-            total = min(limit.limit, total)
-            percent = max(percent, 100 * used / total)
-        return percent, 100 * host.resident() / total
+            percent = max(percent, 100 * used / min(limit.limit, total))
+        return (percent,)
 
-    factors = Factor("memory_percent"), Factor("memory_own_percent")
-    return Source(factors, read, min_interval_seconds=MEMORY_SECONDS)
+    return Source((Factor("memory_percent"),), read, min_interval_seconds=MEMORY_SECONDS)
 
 
 SOURCES: Final[Mapping[Callable[[Host], Source], str]] = {
-    cpu_time: "cpu_other_percent cpu_own_percent",
+    cpu_time: "cpu_other_percent",
     cgroup_cpu_time: "cgroup_other_percent",
     steal_time: "steal_percent",
     runnable_tasks: "runnable",
-    context_switches: "involuntary_switches_per_second",
-    memory: "memory_percent memory_own_percent",
-    cpu_throttling: "throttled_percent throttled_periods_per_second",
-    cpu_pressure: "cpu_pressure_percent",
+    memory: "memory_percent",
+    cpu_throttling: "throttled_percent",
     gpu_use: "gpu_percent gpu_memory_percent",
 }
 """What opens each source, with the names of its driving factors."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from lbbsp_core.cost import Affine, Cost, PiecewiseCost, Segment
 from lbbsp_core.resources import FACTORS
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Version of the messages, which workers compare before the first step."""
 
 LIMB: Final = 1 << 24

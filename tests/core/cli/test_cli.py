@@ -275,15 +275,20 @@ def test_tables_fold_names_and_never_cut_figures(monkeypatch, tmp_path, command,
 EVIL = "cpu\x1b[2J\x07\x9b[red]"
 
 
+def recorded(folder, driver):
+    """Writes the record of a run with a driving factor."""
+    lines = [
+        step_line(k, (8, 8), (0.1, 0.2 + 0.1 * (k % 3)), 0.5, drivers={driver: (k % 5, 99.0)})
+        for k in range(40)
+    ]
+    header = run_header("none", workers=2, global_batch_size=16, versions={}, drivers=[driver])
+    save(folder, Run(header, lines))
+    return folder
+
+
 def test_what_files_contain_is_shown_without_escapes(tmp_path):
     """In names of drivers, columns and files, and in errors."""
-    lines = [
-        step_line(step, (8, 8), (0.1, 0.2 + 0.1 * (step % 3)), 0.5, drivers={EVIL: (step % 5, 1.0)})
-        for step in range(40)
-    ]
-    header = run_header("none", workers=2, global_batch_size=16, versions={}, drivers=[EVIL])
-    folder = tmp_path / EVIL
-    save(folder, Run(header, lines))
+    folder = recorded(tmp_path / EVIL, EVIL)
     trace = tmp_path / f"{EVIL}.csv"
     for command in (
         ("simulate", "--from-run", folder, "--predictors", "last"),
@@ -297,6 +302,14 @@ def test_what_files_contain_is_shown_without_escapes(tmp_path):
         done = run(*command)
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.output), command
     assert len(run("evaluate", f"{EVIL}/{'long' * 9999}").output) < 2500
+
+
+@pytest.mark.parametrize("words", ["evaluate --from-run", "simulate --from-run", "watch", "report"])
+def test_a_record_may_have_a_factor_that_this_version_does_not_know(tmp_path, words):
+    pytest.importorskip("plotly")
+    once = ("--once",) * (words == "watch")
+    done = run(*words.split(), recorded(tmp_path, "cpu_pressure_percent"), *once)
+    assert done.exit_code == 0, done.output
 
 
 # lbbsp profile

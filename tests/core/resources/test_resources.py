@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,7 +30,7 @@ from lbbsp_core.resources.cgroup import cpu_quotas, hierarchies
 from lbbsp_core.resources.gpu import driver_version
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.sampler import DEFAULT_GPU_NAMES, DEFAULT_NAMES, DEFAULT_QUOTA_NAMES
-from lbbsp_core.resources.sources import TICK_SECONDS, OtherCpuTime
+from lbbsp_core.resources.sources import SOURCES, TICK_SECONDS, OtherCpuTime
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -51,7 +50,7 @@ class Machine:
     """Fake machine: a tree of files, and clocks that tests advance."""
 
     def __init__(self, root: Path, cores: tuple[int, ...] = (1, 2)) -> None:
-        self.root, self.seconds, self.own, self.switches = root, 100.0, 10.0, 0
+        self.root, self.seconds, self.own = root, 100.0, 10.0
         self.ticks = {core: [0] * 8 for core in range(4)}
         self.memory(total=1000, available=750)
         self.loadavg(1)
@@ -59,9 +58,7 @@ class Machine:
         self.write("proc/self/mountinfo", "24 1 254:0 / / rw - ext4 /dev/root rw\n")
         self.host = Host(
             root=root, environ={}, cores=frozenset(cores), core_times=self.core_times,
-            clock=lambda: self.seconds, process_seconds=lambda: self.own,
-            involuntary_switches=lambda: self.switches, memory=lambda: self.bytes,
-            resident=lambda: 25 * 4096,
+            clock=lambda: self.seconds, process_seconds=lambda: self.own, memory=lambda: self.bytes,
         )  # fmt: skip
 
     def write(self, path: str, text: str) -> None:
@@ -87,11 +84,10 @@ class Machine:
         self.write("proc/self/mountinfo", mounts)
         self.write("proc/self/cgroup", memberships)
 
-    def wait(self, seconds: float, own: float = 0.0, switches: int = 0) -> None:
-        """Lets time pass, in which this process computes and is interrupted."""
+    def wait(self, seconds: float, own: float) -> None:
+        """Lets time pass, in which this process computes."""
         self.seconds += seconds
         self.own += own
-        self.switches += switches
 
     def open_files(self) -> int:
         descriptors = Path("/proc/self/fd").iterdir()
@@ -124,7 +120,8 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_names_are_fixed_and_in_order(machine: Machine) -> None:
-    assert machine.sampler("runnable", "cpu_own_percent").names == ("runnable", "cpu_own_percent")
+    names = "runnable", "cpu_other_percent"
+    assert machine.sampler(*names).names == names
     assert machine.sampler().sample() == ()
     assert set(ResourceSampler.available) == set(DESCRIPTIONS)
     assert set(DESCRIPTIONS) >= {*DEFAULT_NAMES, *DEFAULT_GPU_NAMES}
@@ -168,7 +165,6 @@ SPACES = V2.replace("/sys/fs/cgroup", "/a\\040b"), "0::/x y:z\n"
 SCHEDSTAT = "version 15\ncpu0 0 0 0 0 0 0 {0} 1 4\ndomain0 ff 1\n" + "".join(
     f"cpu{core} 0 0 0 0 0 0 {text} 123 45\n" for core, text in ((1, "{0}"), (2, 50))
 )
-PRESSURE = "some avg10=9.99 avg60=0.0 avg300=0.0 total={}\nfull avg10=0 avg60=0 avg300=0 total=7\n"
 USAGES, USAGE1, USAGE2 = "{0} {0} 5 {0}\n", "{}\n", "usage_usec {}\nuser_usec 9\n"
 PRECISE = 25.0061728  # 0.5 s of 2 s, and 123,456 ns: finer than ticks
 QUOTA1 = "nr_periods 7\nnr_throttled {0}\nthrottled_time {0}\n"
@@ -183,13 +179,11 @@ QUOTA2 = "usage_usec 9\nnr_periods 7\nnr_throttled {0}\nthrottled_usec {0}\n"
         (JOB1, f"{CPUACCT}/job/cpuacct.usage", USAGE1, 10**9, "cgroup_other", 25),
         (JOB2, f"{CGROUPS}/job/cpu.stat", USAGE2, 1_000_000, "cgroup_other", 25),
         (ROOT2, f"{CGROUPS}/cpu.stat", USAGE2, 1_000_000, "cgroup_other", 0),  # the machine's
-        (ROOT2, "proc/pressure/cpu", PRESSURE, 500_000, "cpu_pressure", 25),
-        (JOB2, f"{CGROUPS}/job/cpu.pressure", PRESSURE, 500_000, "cpu_pressure", 25),
-        (BIND_MOUNT, f"{CGROUPS}/cpu.pressure", PRESSURE, 500_000, "cpu_pressure", 25),
         (JOB1, f"{CPUACCT}/job/cpu.stat", QUOTA1, 500_000_000, "throttled", 25),
         (JOB2, f"{CGROUPS}/job/cpu.stat", QUOTA2, 500_000, "throttled", 25),
         (JOB2, f"{CGROUPS}/cpu.stat", QUOTA2, 500_000, "throttled", 25),  # of an ancestor
         (JOB2, f"{CGROUPS}/other/cpu.stat", QUOTA2, 500_000, "throttled", 0),
+        (BIND_MOUNT, f"{CGROUPS}/cpu.stat", QUOTA2, 500_000, "throttled", 25),
         (NAMESPACE, f"{CGROUPS}/cpu.stat", QUOTA2, 500_000, "throttled", 25),
         (DOCKER_JOB, f"{CGROUPS}/job/cpu.stat", QUOTA2, 500_000, "throttled", 25),
         (DOCKER_ROOT, f"{CGROUPS}/cpu.stat", QUOTA2, 500_000, "throttled", 25),
@@ -209,7 +203,6 @@ def test_totals_become_percents(
     machine.write(f"{CPUACCT}/release_agent", "")  # of the root alone
     machine.write(f"{CGROUPS}/job/cgroup.type", "domain\n")  # of all others
     machine.write(f"{CGROUPS}/job/cpu.stat", QUOTA2.format(1))
-    machine.write("proc/pressure/cpu", PRESSURE.format(1))
     machine.write(path, text.format(100))
     machine.groups(*groups)
     sampler = machine.sampler(f"{factor}_percent")
@@ -231,11 +224,11 @@ def test_throttling_of_our_cgroup_and_its_ancestors_adds_up(machine: Machine) ->
     for group in ("", "job/"):
         machine.write(f"{CGROUPS}/{group}cpu.stat", QUOTA2.format(7))
     machine.groups(*JOB2)
-    sampler = machine.sampler("throttled_periods_per_second")
+    sampler = machine.sampler("throttled_percent")
     machine.seconds += 2.0
-    for group, periods in (("", 9), ("job/", 13)):
-        machine.write(f"{CGROUPS}/{group}cpu.stat", QUOTA2.format(periods))
-    assert sampler.sample() == (4.0,)
+    for group, microseconds in (("", 200_007), ("job/", 600_007)):
+        machine.write(f"{CGROUPS}/{group}cpu.stat", QUOTA2.format(microseconds))
+    assert sampler.sample() == (pytest.approx(40.0),)
 
 
 def test_the_hierarchies_that_may_have_a_controller(machine: Machine) -> None:
@@ -260,17 +253,17 @@ def test_the_hierarchies_that_may_have_a_controller(machine: Machine) -> None:
 
 
 def test_other_cpu_time_is_that_of_our_cores_minus_our_own(machine: Machine) -> None:
-    sampler = machine.sampler("cpu_other_percent", "cpu_own_percent", "steal_percent")
-    assert sampler.sample() == (0, 0, 0)
+    sampler = machine.sampler("cpu_other_percent", "steal_percent")
+    assert sampler.sample() == (0, 0)
     machine.wait(2.0, own=0.5)
     machine.work(1, user=30, nice=20, system=10, irq=5, softirq=5, idle=99, iowait=44, steal=10)
     machine.work(2, user=80, steal=30)
     machine.work(0, user=200, steal=200)  # not one of our cores
     # 1.5 s busy, 0.5 s ours, 0.4 s stolen, in 2 s
-    assert sampler.sample() == pytest.approx((50.0, 25.0, 20.0))
+    assert sampler.sample() == pytest.approx((50.0, 20.0))
     machine.wait(1.0, own=7.0)
     machine.work(1, user=5000, steal=5000)
-    assert sampler.sample() == (200.0, 200.0, 200.0), "at most all of our cores"
+    assert sampler.sample() == (200.0, 200.0), "at most all of our cores"
 
 
 def test_rates_are_means_over_the_freshest_window(machine: Machine) -> None:
@@ -341,19 +334,19 @@ def test_threads_of_ours_on_other_cores_do_not_hide_others() -> None:
     assert others.seconds(2.0, 50.0) == pytest.approx(0.98)  # less two ticks
 
 
-# Context switches, runnable tasks
-
-
-def test_switches_are_per_second(machine: Machine) -> None:
-    machine.switches = 1000
-    sampler = machine.sampler("involuntary_switches_per_second")
-    for switches, seconds, expected in (
-        (7, 0.25, 28), (0, 0.5, 0), (10**9, 0.5, 10**6),  # at most
-        (10, 1.0, 10), (5, 0.0, 10),  # no time has passed
-        (5, 1.0, 10), (8, -5.0, 10), (6, 2.0, 3),
+def test_time_may_stand_still_or_go_back(machine: Machine) -> None:
+    machine.work(1, steal=1000)
+    sampler = machine.sampler("steal_percent")
+    for ticks, seconds, expected in (
+        (7, 0.25, 28), (0, 0.5, 0), (10, 1.0, 10), (5, 0.0, 10), (5, 1.0, 10), (8, -5.0, 10),
+        (6, 2.0, 3),
     ):  # fmt: skip
-        machine.wait(seconds, switches=switches)
-        assert sampler.sample() == (expected,)
+        machine.seconds += seconds
+        machine.work(1, steal=ticks)
+        assert sampler.sample() == (pytest.approx(expected),)
+
+
+# Runnable tasks
 
 
 def test_runnable_is_the_current_value(machine: Machine) -> None:
@@ -367,13 +360,13 @@ def test_runnable_is_the_current_value(machine: Machine) -> None:
 
 
 def test_memory_of_the_machine(machine: Machine) -> None:
-    sampler = machine.sampler("memory_percent", "memory_own_percent")
-    assert sampler.sample() == pytest.approx((25.0, 100 * 25 * 4096 / 1024_000))
+    sampler = machine.sampler("memory_percent")
+    assert sampler.sample() == (25.0,)
     machine.memory(total=1000, available=100)
     machine.seconds += 0.4
-    assert sampler.sample()[0] == 25.0, "it is read twice a second"
+    assert sampler.sample() == (25.0,), "it is read twice a second"
     machine.seconds += 0.4
-    assert sampler.sample()[0] == pytest.approx(90.0)
+    assert sampler.sample() == (pytest.approx(90.0),)
 
 
 MEMORY1 = V1, "7:memory:/pod/job\n4:cpu,cpuacct:/\n0::/\n"
@@ -399,11 +392,11 @@ def test_memory_under_the_lowest_limit(
         machine.write(f"{folder}{group}/memory.{limit}", f"{most}\n")
         machine.write(f"{folder}{group}/memory.{used}", f"{bytes_used}\n")
         machine.write(f"{folder}{group}/memory.stat", f"anon 5\n{cache} 16000\nfile 3\n")
-    sampler = machine.sampler("memory_percent", "memory_own_percent")
-    assert sampler.sample() == pytest.approx((75.0, 100 * 25 * 4096 / 512_000))
+    sampler = machine.sampler("memory_percent")
+    assert sampler.sample() == (75.0,)
     machine.memory(total=1000, available=100)
     machine.seconds += 1.0
-    assert sampler.sample()[0] == pytest.approx(90.0), "the larger one, of machine and cgroup"
+    assert sampler.sample() == (pytest.approx(90.0),), "the larger one, of machine and cgroup"
 
 
 # Failures
@@ -412,13 +405,14 @@ def test_memory_under_the_lowest_limit(
 def test_an_unreadable_source_keeps_its_value_and_warns_once(
     machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler = machine.sampler("runnable", "involuntary_switches_per_second")
+    sampler = machine.sampler("runnable", "steal_percent")
     machine.loadavg(5)
     assert sampler.sample() == (5, 0)
     machine.write("proc/loadavg", "")
     for _ in range(3):
-        machine.wait(1.0, switches=9)
-        assert sampler.sample() == (5, 9)
+        machine.seconds += 1.0
+        machine.work(1, steal=9)
+        assert sampler.sample() == pytest.approx((5, 9))
     machine.loadavg(2)
     assert sampler.sample()[0] == 2, "the file is readable again"
 
@@ -440,13 +434,11 @@ def test_a_machine_without_sources(
         raise OSError("it is unknown here")
 
     monkeypatch.setattr(psutil, "getloadavg", unknown)
-    unknowns = dict.fromkeys(("memory", "resident", "core_times"), unknown)
+    unknowns = dict.fromkeys(("memory", "core_times"), unknown)
     host = Host(root=tmp_path, environ={}, clock=itertools.count().__next__, **unknowns)
     with ResourceSampler(tuple(DESCRIPTIONS), host=host) as sampler:
-        values = dict(zip(sampler.names, sampler.sample(), strict=True))
-    readable = {"involuntary_switches_per_second"}
-    assert {name for name, value in values.items() if value} <= readable
-    assert len(caplog.records) == 8, "one message per source"
+        assert set(sampler.sample()) == {0.0}
+    assert len(caplog.records) == len(SOURCES), "one message per source"
     assert "The driving factors gpu_percent, gpu_memory_percent are unavailable" in caplog.text
     with ResourceSampler(host=host) as sampler:
         assert sampler.names == ()
@@ -464,7 +456,7 @@ def test_garbled_files_count_as_missing(machine: Machine) -> None:
 
 @given(st.lists(st.tuples(st.floats(), st.floats(), st.floats()), max_size=12))
 def test_values_are_finite_and_bounded(readings: list[tuple[float, float, float]]) -> None:
-    factors = (Factor("runnable", 50.0), Factor("steal_percent", 200.0, 100.0))
+    factors = (Factor("runnable", 50.0), Factor("steal_percent", 200.0, is_total=True))
     meter = Meter(factors, (0.0, (math.nan, math.nan)), ["runnable", "steal_percent"])
     for seconds, level, total in readings:
         meter.add((seconds, (level, total)))
@@ -481,10 +473,7 @@ def test_psutil_where_there_is_no_proc(tmp_path: Path) -> None:
     host = Host(root=tmp_path / "none", environ={"CUDA_VISIBLE_DEVICES": "-1"}, clock=seconds)
     with ResourceSampler(tuple(DESCRIPTIONS), host=host) as sampler:
         values = dict(zip(sampler.names, sampler.sample(), strict=True))
-    resident = 100 * psutil.Process().memory_info().rss / psutil.virtual_memory().total
-    assert values["memory_own_percent"] == pytest.approx(resident, rel=0.2)
     assert 0 < values["memory_percent"] < 100
-    assert values["cpu_own_percent"] > 0
     assert values["throttled_percent"] == 0.0
     times = namedtuple("times", "user nice system idle")  # as on macOS
     macos = replace(host, core_times=lambda: [times(1, 2, 3, 4)], cores=frozenset({0}))
@@ -660,9 +649,10 @@ def test_the_background_keeps_reading(machine: Machine, monkeypatch: pytest.Monk
 def test_after_close_the_last_sample_stays(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sampler = machine.sampler("involuntary_switches_per_second", "runnable")
+    sampler = machine.sampler("steal_percent", "runnable")
     sampler.close()
-    machine.wait(1.0, switches=5)
+    machine.seconds += 1.0
+    machine.work(1, steal=5)
     machine.loadavg(9)
     assert sampler.sample() == (0.0, 1.0)
     assert not caplog.records
@@ -699,8 +689,10 @@ FORK = """
 import os, signal, sys
 from lbbsp_core import ResourceSampler
 from lbbsp_core.resources import polling
+from lbbsp_core.resources.host import Host
 polling.BUDGET_SECONDS = 0.0  # by the thread alone, which a child does not have
-sampler = ResourceSampler(("cpu_own_percent", "runnable"))
+host = Host(process_seconds=lambda: 0.0)  # our own time counts as that of others
+sampler = ResourceSampler(("cpu_other_percent", "runnable"), host=host)
 child = os.fork()
 if not child:
     signal.alarm(int(sys.argv[1]))  # it must not outlive a test that fails
@@ -731,27 +723,16 @@ print(time.process_time())
 
 @pytest.mark.slow
 @linux
-def test_the_kernel_counts_us_and_our_neighbours() -> None:
+def test_the_kernel_counts_our_neighbours() -> None:
     """Whatever else runs on our core adds to the neighbour; ticks are a sample of its time."""
-    core, seconds, own = min(os.sched_getaffinity(0)), 0.0, []
-
-    def process_seconds() -> float:
-        own.append(time.process_time())
-        return own[-1]
-
-    host = Host(
-        cores=frozenset({core}), clock=lambda: seconds, process_seconds=process_seconds, environ={}
-    )
-    names = "cpu_other_percent", "cpu_own_percent", "memory_own_percent", "runnable"
-    with ResourceSampler(names, host=host) as sampler:
+    core, seconds = min(os.sched_getaffinity(0)), 0.0
+    host = Host(cores=frozenset({core}), clock=lambda: seconds, environ={})
+    with ResourceSampler(("cpu_other_percent", "runnable"), host=host) as sampler:
         burn = [sys.executable, "-c", BURN, str(core)]
         burned = float(subprocess.check_output(burn, timeout=HANG_SECONDS))
         seconds = 10.0
-        other_percent, own_percent, own_memory, runnable = sampler.sample()
+        other_percent, runnable = sampler.sample()
     assert other_percent * seconds / 100 > burned / 2
-    assert own_percent * seconds / 100 == pytest.approx(own[-1] - own[0])
-    assert own_percent > 0
-    assert 0 < own_memory < 100
     assert runnable >= 1
 
 
@@ -762,10 +743,8 @@ from lbbsp_core.resources import polling
 polling.BUDGET_SECONDS = float("inf")
 with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
     procs.write(str(os.getpid()))
-seen = 0.0, 0.0
-with ResourceSampler(("throttled_percent", "throttled_periods_per_second")) as sampler:
-    while not all(seen):
-        seen = tuple(map(max, seen, sampler.sample()))
+with ResourceSampler(("throttled_percent",)) as sampler:
+    while not sampler.sample()[0]: pass
     os._exit(0)  # at this quota a regular exit takes a second
 """
 
