@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from lbbsp_core import cost, policy, predict, sync
+from lbbsp_core.installation import extra
 from lbbsp_core.validate import require_known, shortened
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ class Component(Generic[T]):
         that the class lacks, or that are set already, are ignored.
         """
         if not self.is_available:
-            raise ValueError(f"{self.text} needs {self.module}: pip install 'lbbsp[{self.extra}]'")
+            raise ValueError(f"{self.text} needs {self.module}: pip install {extra(self.extra)}")
         filled = {name: value for name, value in context.items() if self.accepts(name)}
         if absent := [name for name in self.missing if name not in filled]:
             form = ":".join([self.text, *map(str.upper, absent)])

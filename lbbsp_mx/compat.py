@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from lbbsp_core.installation import extra
 from lbbsp_mx import env
 
 _SERVER_MODULE = "mxnet.kvstore.kvstore_server"
@@ -168,7 +169,7 @@ def guard_profiler(quiet: Callable[[], AbstractContextManager[object]]) -> None:
 
 def _installation() -> str:
     """Returns how to install MXNet for this Python, or where it can be installed."""
-    command = "pip install 'lbbsp[mx]'"
+    command = f"pip install {extra('mx')}"
     if sys.version_info[:2] < _UNSUPPORTED_PYTHON:
         return f"{command} (Linux on x86-64)"
     running = ".".join(map(str, sys.version_info[:2]))

@@ -8,9 +8,10 @@ import mxnet as mx
 import numpy as np
 
 from lbbsp_core.doctor.finding import Finding, ok, print_findings, problem
+from lbbsp_core.installation import extra
 from lbbsp_mx import compat
 
-_REMEDY = "install the version that lbbsp knows: pip install 'lbbsp[mx]'"
+_REMEDY = "install the version that lbbsp knows: pip install " + extra("mx")
 
 
 def findings() -> list[Finding]:

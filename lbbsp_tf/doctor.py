@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from lbbsp_core.doctor.finding import Finding, note, ok, print_findings, problem
+from lbbsp_core.installation import extra
 from lbbsp_core.resources.gpu import count_gpus, hides_gpus
 from lbbsp_core.resources.host import Host
 from lbbsp_tf import env
@@ -54,7 +55,8 @@ def check_count(gpus: int, by_driver: int, *, is_cuda_build: bool) -> Finding:
     if not by_driver:
         return ok(check, "no GPU: it trains on the CPU")
     text = f"no GPU, but the driver has {by_driver}: it trains on the CPU, because "
-    remedy = "pip install 'lbbsp[tf]', or export CUDA_VISIBLE_DEVICES=-1 if that is intended"
+    remedy = "or export CUDA_VISIBLE_DEVICES=-1 if that is intended"
+    remedy = f"pip install {extra('tf')}, {remedy}"
     if not is_cuda_build:
         text += "this TensorFlow is built without CUDA"
         return note(check, text, f"pip uninstall tensorflow-cpu, and then {remedy}")
@@ -97,7 +99,9 @@ def _patch(state: State) -> Finding:
     check = f"patch: {state.purpose}"
     if state.is_right:
         return ok(check, state.text)
-    return problem(check, state.text, "install versions that lbbsp knows: pip install 'lbbsp[tf]'")
+    return problem(
+        check, state.text, f"install versions that lbbsp knows: pip install {extra('tf')}"
+    )
 
 
 def _slurm() -> Iterator[Finding]:

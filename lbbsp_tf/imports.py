@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-_INSTALL: Final = " is not installed: pip install 'lbbsp[tf]' (NVIDIA GPUs), or 'lbbsp[tf-cpu]'"
+from lbbsp_core.installation import extra
+
+_INSTALL: Final = f" is not installed: pip install {extra('tf')}, or with tf-cpu in place of tf"
 _CHANGE_BACKEND: Final = (
     ", which was chosen as the backend of Keras, is not installed: lbbsp_tf trains with "
     "TensorFlow, so set KERAS_BACKEND=tensorflow, or change ~/.keras/keras.json"

@@ -9,8 +9,10 @@ from importlib.util import find_spec
 def main() -> None:
     """Runs the command line and exits with its status."""
     if any(find_spec(name) is None for name in ("typer", "rich", "packaging")):
+        from lbbsp_core.installation import extra
+
         print(
-            "the lbbsp command needs typer, rich and packaging: run pip install 'lbbsp[cli]'",
+            "the lbbsp command needs typer, rich and packaging: run pip install " + extra("cli"),
             file=sys.stderr,
         )
         sys.exit(2)

@@ -15,6 +15,7 @@ from rich.table import Table
 from lbbsp_core.cli import options
 from lbbsp_core.cli.predictors import ALL, Predictors, parse_predictors
 from lbbsp_core.cli.progress import countdown
+from lbbsp_core.installation import extra
 from lbbsp_core.registry import PREDICTORS
 from lbbsp_core.sim import read_trace, trace_from_run, write_trace
 from lbbsp_core.sim.backtest import DEFAULT, Evaluation
@@ -70,7 +71,8 @@ def evaluate(
         write_trace(export, runs[0])
         out.print(f"trace written to {export}", markup=False)
     if predictors == ALL and "arima" not in chosen:
-        text = "arima is left out because statsmodels is not installed: pip install 'lbbsp[arima]'"
+        text = "arima is left out because statsmodels is not installed: pip install "
+        text += extra("arima")
         options.note(err, text)
     total = len(chosen) * sum(len(series) for trace in loaded for series in trace.series)
     with countdown(err, total) as advance:

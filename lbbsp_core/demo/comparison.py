@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from lbbsp_core import installation
 from lbbsp_core.files import write_whole
 from lbbsp_core.launch import launch
 from lbbsp_core.report.pictures import draw_comparison
@@ -96,7 +97,7 @@ def require_packages(framework: str) -> None:
     for module, needed in extras.items():
         if find_spec(module) is None:
             raise ModuleNotFoundError(
-                f"{module} is not installed: run pip install 'lbbsp[{needed}]'{where}"
+                f"{module} is not installed: run pip install {installation.extra(needed)}{where}"
             )
 
 

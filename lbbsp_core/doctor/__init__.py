@@ -22,6 +22,7 @@ from lbbsp_core.doctor.packages import (
     check_versions,
     framework_version,
 )
+from lbbsp_core.installation import extra
 
 __all__ = ["CHOICES", "Diagnosis", "Finding", "count", "diagnose", "figures"]
 
@@ -49,7 +50,7 @@ def diagnose(environment: Mapping[str, str], *, framework: str = "installed") ->
     for name in chosen:
         topics[FRAMEWORKS[name].title] = partial(check_framework, FRAMEWORKS[name], environment)
     if not chosen and framework != "none":
-        remedy = "pip install 'lbbsp[tf]', 'lbbsp[tf-cpu]' or 'lbbsp[mx]'"
+        remedy = f"pip install {extra('tf')}, or with tf-cpu or mx in place of tf"
         topics["frameworks"] = lambda: [problem("frameworks", "none is installed", remedy)]
     topics["cluster"] = lambda: check_cluster(environment)
     topics["machine"] = lambda: check_machine(environment)

@@ -68,7 +68,7 @@ def check_gpus(
     except ModuleNotFoundError:
         text = "its use cannot be measured, because nvidia-ml-py is not installed: predictors do "
         text += "not see other users of the GPU"
-        yield note("GPU", text, "pip install nvidia-ml-py, or 'lbbsp[gpu]'")
+        yield note("GPU", text, "pip install nvidia-ml-py")
     except Exception as error:  # NVMLError, or OSError of the library
         remedy = "install the driver's library libnvidia-ml.so.1 (in a container: the runtime's)"
         yield note("GPU", f"its use is unknown, because NVML does not start: {error}", remedy)

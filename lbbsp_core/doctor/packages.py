@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from lbbsp_core import installation
 from lbbsp_core.doctor.finding import Finding, note, ok, problem, read_findings
 from lbbsp_core.files import require_writable
 from lbbsp_core.runtime.options.env import AUTO_JIT_REMEDY, DMLC_NAMES, auto_jit
@@ -107,7 +108,7 @@ def check_optional(requirements: Collection[str], version: Installed) -> Iterato
     for extra, purpose in PURPOSES.items():
         for each in of_extra(requirements, extra):
             if (found := version(each.name)) is None:
-                remedy = f"pip install 'lbbsp[{extra}]'"
+                remedy = f"pip install {installation.extra(extra)}"
                 yield note(each.name, f"is not installed, but needed for {purpose}", remedy)
             else:
                 yield _compared(each, extra, found)
@@ -133,7 +134,7 @@ def _compared(requirement: Requirement, extra: str, version: str | None) -> Find
     except InvalidVersion:
         return note(name, f"its version is unknown ({version}), {needs}")
     message = f"{f'{version} is' if version else 'is not'} installed, but {needs}"
-    return problem(name, message, f"pip install --upgrade '{package}'")
+    return problem(name, message, f"pip install --upgrade {installation.extra(extra)}")
 
 
 IMPORT_SECONDS: Final = 180.0
@@ -207,7 +208,8 @@ def check_framework(
 
 def _failure(framework: Framework, check: str, status: int, stderr: str) -> Finding:
     """Returns why the import has failed, by the signal or the last line of its error output."""
-    try_it = f"see `python -c 'import {framework.plugin}'`, or reinstall 'lbbsp[{framework.extra}]'"
+    again = f"pip install --force-reinstall {installation.extra(framework.extra)}"
+    try_it = f"see `python -c 'import {framework.plugin}'`, or {again}"
     if status < 0:
         reason, remedy = _SIGNALS.get(-status, (f"signal {-status}", try_it))
         return problem(check, f"ended by {reason}", remedy)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lbbsp_core.installation import extra
 from lbbsp_core.types import Measurement
 from lbbsp_core.validate import require_integer
 
@@ -95,7 +96,7 @@ class Arima:
         """
         if importlib.util.find_spec("statsmodels") is None:
             raise ModuleNotFoundError(
-                "Arima fits with statsmodels, which is not installed: pip install 'lbbsp[arima]'"
+                "Arima fits with statsmodels, which is not installed: pip install " + extra("arima")
             )
         p, _, q = self.order
         phi = (0.0,) * p

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from lbbsp_core.files import write_whole
+from lbbsp_core.installation import extra
 from lbbsp_core.report.charts import Chart
 
 SAME: Final = 0.03
@@ -74,7 +75,7 @@ def plotly_script() -> str:
         missing = str(error.name).partition(".")[0]
         raise ModuleNotFoundError(
             f"a report or plot needs {missing}, which is not installed: run pip install "
-            "'lbbsp[report]'"
+            f"{extra('report')}"
         ) from error
     return str(get_plotlyjs())
 

@@ -92,7 +92,7 @@ class Evaluation:
 def contenders(horizon: int = 1) -> dict[str, Predictor]:
     """Returns the predictors to compare, by name; trainable ones are trained for `horizon`.
 
-    ``arima`` is left out if statsmodels is not installed: ``pip install 'lbbsp[arima]'``.
+    ``arima`` is left out if statsmodels (of the extra "arima") is not installed.
     """
     available = (name for name, one in PREDICTORS.items() if one.is_available)
     return {name: PREDICTORS.build(name, horizon=horizon) for name in available}

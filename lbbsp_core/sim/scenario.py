@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from lbbsp_core.cost import Cost, Profile
 from lbbsp_core.files import is_file_name, read_regular
+from lbbsp_core.installation import extra
 from lbbsp_core.sim.communication import Communication, FixedTime, ParameterServer, RingAllReduce
 from lbbsp_core.sim.config import LognormalWork
 from lbbsp_core.sim.slowdowns import Constant, Disturbance, Lognormal, Markov, Noise, Pareto
@@ -313,7 +314,7 @@ def _toml(text: str) -> dict[str, object]:
             import tomli as tomllib
         except ModuleNotFoundError:
             raise ValueError(
-                "a TOML file needs tomli with Python 3.10: pip install 'lbbsp[cli]'"
+                f"a TOML file needs tomli with Python 3.10: pip install {extra('cli')}"
             ) from None
     try:
         table: dict[str, object] = tomllib.loads(text)

@@ -10,6 +10,7 @@ from importlib import metadata
 import keras
 import tensorflow as tf
 
+from lbbsp_core.installation import extra
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_core.runtime.options.env import AUTO_JIT_REMEDY, auto_jit
 from lbbsp_core.validate import shortened
@@ -37,7 +38,7 @@ def check_keras() -> None:
     if _numbers(keras.__version__) < _numbers(oldest):
         raise RuntimeError(
             f"LoadBalancer needs Keras {oldest} or later, got {keras.__version__}: run pip install "
-            "--upgrade 'lbbsp[keras]'"
+            f"--upgrade {extra('keras')}"
         )
 
 

@@ -5,6 +5,8 @@ import sys
 
 from waits import HANG_SECONDS
 
+from lbbsp_core.installation import extra
+
 SCRIPT = """
 import sys
 import numpy, psutil, scipy.optimize
@@ -21,8 +23,8 @@ def test_the_remedy_depends_on_the_python():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True,
                           timeout=HANG_SECONDS)  # fmt: skip
     assert done.stdout.splitlines() == [
-        "mxnet is not installed: pip install 'lbbsp[mx]' (Linux on x86-64)",
+        f"mxnet is not installed: pip install {extra('mx')} (Linux on x86-64)",
         "mxnet is not installed: MXNet 1.9.1 needs NumPy 1, which Python 3.13 does not have; "
         "create a virtual environment with Python 3.10 to 3.12, and run "
-        "pip install 'lbbsp[mx]' there",
+        f"pip install {extra('mx')} there",
     ], done.stderr

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from scripts import errors_of
 
+from lbbsp_core.installation import extra
 from lbbsp_tf import LoadBalancer
 from lbbsp_tf.exactness.checks import check_keras, check_model, warn_of_auto_jit
 
@@ -71,8 +72,11 @@ def test_only_worker_0_warns_of_compiling_where_tensorflow_does(
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("tensorflow", "tensorflow is not installed: pip install 'lbbsp[tf]' (NVIDIA GPUs), or"),
-        ("keras", "keras is not installed: pip install 'lbbsp[tf]'"),
+        (
+            "tensorflow",
+            f"tensorflow is not installed: pip install {extra('tf')}, or with tf-cpu in",
+        ),
+        ("keras", f"keras is not installed: pip install {extra('tf')}"),
         ("jax", "jax, which was chosen as the backend of Keras, is not installed: "),
     ],
 )

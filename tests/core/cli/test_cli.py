@@ -27,6 +27,7 @@ from lbbsp_core.cli import launch as launch_module
 from lbbsp_core.cli.app import COMMANDS, application
 from lbbsp_core.cli.demo import Progress
 from lbbsp_core.demo import comparison
+from lbbsp_core.installation import extra
 from lbbsp_core.launch.contention import bursty
 from lbbsp_core.runtime.record.record import Run, run_header
 
@@ -196,14 +197,14 @@ def test_demo_fails_as_its_workers_do(monkeypatch, tmp_path, complete):
 
 @pytest.mark.parametrize(
     ("missing", "cure"),
-    [("tensorflow", "lbbsp[tf-cpu]"), ("sklearn", "lbbsp[demo]"), ("plotly", "lbbsp[demo]")],
+    [("tensorflow", "tf-cpu"), ("sklearn", "demo"), ("plotly", "demo")],
 )
 def test_demo_says_what_to_install(monkeypatch, tmp_path, missing, cure):
     monkeypatch.setattr(comparison, "find_spec", lambda name: None if name == missing else 1)
     result = run("demo", "--run-dir", tmp_path)
     assert result.exit_code == 2
     [line] = result.output.splitlines()
-    assert f"pip install '{cure}'" in line
+    assert f"pip install {extra(cure)}" in line
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_demo_says_which_python_its_framework_needs(monkeypatch, version, where)
     monkeypatch.setattr(comparison.sys, "version_info", version)
     with pytest.raises(ModuleNotFoundError) as raised:
         comparison.require_packages("mxnet")
-    assert str(raised.value) == (f"mxnet is not installed: run pip install 'lbbsp[mx]'{where}")
+    assert str(raised.value) == (f"mxnet is not installed: run pip install {extra('mx')}{where}")
 
 
 def test_progress_follows_a_record_that_grows(tmp_path):

@@ -14,6 +14,7 @@ from report_runs import Page, save, steady
 from typer.testing import CliRunner
 
 from lbbsp_core.cli.app import application
+from lbbsp_core.installation import extra
 from lbbsp_core.runtime.record.record import PushLine
 
 
@@ -50,7 +51,7 @@ def test_the_error_says_what_to_install(tmp_path, monkeypatch):
     done = run("report", save(tmp_path / "run", steady([300, 100])))
     assert done.exit_code == 2
     assert "lbbsp report: a report or plot needs plotly" in done.output
-    assert "pip install 'lbbsp[report]'" in done.output
+    assert f"pip install {extra('report')}" in done.output
 
 
 def test_two_runs_are_compared(tmp_path):

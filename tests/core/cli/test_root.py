@@ -20,6 +20,7 @@ from waits import HANG_SECONDS
 import lbbsp_core
 import lbbsp_core.cli
 from lbbsp_core.cli.app import COMMANDS, application, versions
+from lbbsp_core.installation import extra
 
 
 def start(monkeypatch, *arguments):
@@ -46,7 +47,7 @@ def test_without_its_packages_the_command_says_how_to_get_them(monkeypatch, caps
     monkeypatch.setattr(lbbsp_core.cli, "find_spec", lambda name: None if name == missing else 1)
     assert start(monkeypatch, "--version") == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "pip install 'lbbsp[cli]'" in line
+    assert f"pip install {extra('cli')}" in line
 
 
 def test_versions_are_those_of_installed_frameworks(monkeypatch):

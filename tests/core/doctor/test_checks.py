@@ -29,6 +29,7 @@ from lbbsp_core.doctor.packages import (
     check_python,
     check_settings,
 )
+from lbbsp_core.installation import extra
 from lbbsp_core.launch import hosts
 from lbbsp_core.launch.cluster import KEEP_FREED_MEMORY
 from lbbsp_core.launch.throttle import Throttle
@@ -84,11 +85,11 @@ def test_versions_that_the_metadata_permit_are_right():
 def test_other_versions_are_a_problem(extras, versions, message):
     found = only_problem(packages(extras, **versions))
     assert found.message.startswith(message)
-    assert found.remedy == f"pip install --upgrade 'lbbsp[{extras[-1]}]'"
+    assert found.remedy == f"pip install --upgrade {extra(extras[-1])}"
 
 
 def test_optional_packages_may_be_missing_but_not_old():
-    remedy = "pip install 'lbbsp[report]'"
+    remedy = f"pip install {extra('report')}"
     missing = "is not installed, but needed for `lbbsp report`, `lbbsp demo` and --plot"
     assert list(check_optional(REQUIRES, lambda _: None)) == [
         note("jinja2", missing, remedy),
@@ -128,7 +129,7 @@ def test_a_framework_is_imported_without_the_cluster():
             "fails: OSError: libgomp.so.1: cannot open shared object file",
             "install libgomp1",
         ),
-        ("raise ModuleNotFoundError('No module named x')", "No module named x", "'lbbsp[tf]'"),
+        ("raise ModuleNotFoundError('No module named x')", "No module named x", extra("tf")),
         (
             "raise ImportError('mxnet cannot be imported (why): install it')",
             "mxnet cannot be imported (why)",
