@@ -20,7 +20,7 @@ def extra(name: str) -> str:
         True
     """
     origin = _origin()
-    editable = origin.get("dir_info", {}).get("editable", False)
+    editable: bool = origin.get("dir_info", {}).get("editable", False)
     return "-e " * editable + shlex.quote(_requirement(origin, name))
 
 
