@@ -73,7 +73,8 @@ def read_trace(path: str | Path) -> Trace:
 
     Two faults are repaired and noted in `Trace.notes`: rows that are not in the order of their
     steps are sorted, and steps that a worker lacks are skipped (its next row counts as its next
-    iteration). Every other fault is an error, since a guess would change the scores.
+    iteration). Workers that are all named by text, such as hosts, are numbered in the order of
+    their names. Every other fault is an error, since a guess would change the scores.
 
     Args:
         path: Path of a UTF-8 text file with a header line. Columns may be in any order.
@@ -156,9 +157,9 @@ def _series(
 ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
     """Reads the rows; returns the series of each worker, and notes on what was repaired."""
     found: dict[int, dict[int, tuple[int, Measurement]]] = {}  # line and values by worker and step
-    for line, cells in enumerate(reader, start=2):
-        if not cells:
-            continue
+    rows = [(line, cells) for line, cells in enumerate(reader, start=2) if cells]
+    notes = _number_workers(rows, names.index("worker"))
+    for line, cells in rows:
         worker, step, measurement = _row(f"{path}, line {line}", names, cells)
         own = found.setdefault(worker, {})
         if step in own:
@@ -167,7 +168,7 @@ def _series(
                 f"line {own[step][0]}: keep one of the two"
             )
         own[step] = line, measurement
-    series, notes = [], []
+    series = []
     for worker, own in sorted(found.items()):
         steps = np.array(sorted(own), np.int64)
         series.append(Series(worker, steps, tuple(own[step][1] for step in steps.tolist())))
@@ -180,6 +181,27 @@ def _series(
                 "iterations"
             )
     return tuple(series), tuple(notes)
+
+
+def _number_workers(rows: list[tuple[int, list[str]]], column: int) -> list[str]:
+    """Replaces names of workers, if all have one, by numbers; returns a note that tells them."""
+    known = [cells for _, cells in rows if column < len(cells)]
+    names = sorted({cells[column].strip() for cells in known})
+    if not all(names) or any(map(_is_number, names)) or not names:
+        return []
+    numbers = {name: str(number) for number, name in enumerate(names)}
+    for cells in known:
+        cells[column] = numbers[cells[column].strip()]
+    first, last = shortened(names[0]), shortened(names[-1])
+    return [f"workers are numbered by name: 0 is {first}, {len(names) - 1} is {last}"]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _row(where: str, names: list[str], cells: list[str]) -> tuple[int, int, Measurement]:
@@ -198,11 +220,10 @@ def _row(where: str, names: list[str], cells: list[str]) -> tuple[int, int, Meas
 
 def _number(where: str, name: str, text: str) -> float:
     """Reads a number of a column."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float(text) if _is_number(text) else math.nan
     rule, remedy = "", "correct or remove the row"
+    if name not in REQUIRED and not _is_number(text):
+        remedy = "remove the column, or write numbers in it"
     if not abs(value) < LARGEST_DRIVER:
         rule = f"a finite number below {LARGEST_DRIVER:g}"
     elif name in ("worker", "step") and not (0 <= value < _LARGEST_INTEGER and value % 1 == 0):

@@ -153,7 +153,7 @@ def short_steps(report: RunReport) -> Iterator[Advice]:
             "short-steps",
             f"Steps take {1e3 * seconds:.2g} ms: what each step costs besides its "
             "samples (Python, the exchange, the all-reduce) counts, and timings are noisy. Raise "
-            "the global batch size, or run several steps per execution.",
+            "the global batch size.",
         )
 
 

@@ -1,5 +1,7 @@
 """Figures and advice of the report, on records whose answers are known in closed form."""
 
+import ast
+import inspect
 import json
 import re
 from dataclasses import replace
@@ -7,9 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from report_runs import Page, header, line, push, run_of, save, steady
+from typer.testing import CliRunner
 
+from lbbsp_core import Limits, SessionOptions
+from lbbsp_core.cli.app import application
 from lbbsp_core.cost import Affine, Profile, Proportional, Saturating
 from lbbsp_core.report.charts import kept_points
+from lbbsp_core.report.html import advice
+from lbbsp_core.report.html import pushes as pushes_page
 from lbbsp_core.report.html.advice import advise
 from lbbsp_core.report.html.figures import run_report
 from lbbsp_core.report.html.pushes import advise_pushes, push_report
@@ -366,6 +373,22 @@ def test_advice_that_is_given(rule, run, text):
 def test_advice_that_is_not_given(rule, run):
     assert rule not in rules(run)
     assert rule is not None or not rules(run)
+
+
+@pytest.mark.parametrize("module", [advice, pushes_page])
+def test_advice_names_only_what_there_is(module):
+    """Options, classes, commands and their options, in all texts of the rules."""
+    found = ast.walk(ast.parse(inspect.getsource(module)))
+    text = "\n".join(node.value for node in found if isinstance(node, ast.Constant)
+                     and isinstance(node.value, str) and " " in node.value)  # fmt: skip
+    options = {*SessionOptions.__annotations__, "sync"}  # of `AsyncTrainer`
+    assert set(re.findall(r"\b([a-z_]+)=", text)) <= options
+    assert set(re.findall(r"(?<![\w(])[a-z]+(?:_[a-z]+)+(?![\w(])", text)) <= options
+    assert all(hasattr(Limits, name) for name in re.findall(r"\bLimits\.(\w+)", text))
+    for command, option in re.findall(r"lbbsp ([a-z]+)(?: (--[a-z-]+))?", text):
+        described = CliRunner().invoke(application(), [command, "--help"])
+        assert described.exit_code == 0
+        assert option in described.output
 
 
 def test_slower_worker():

@@ -17,6 +17,13 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
+def test_workers_that_have_names_are_numbered_by_them(tmp_path: Path) -> None:
+    rows = "node-b,0,32,1,1\n node-a,0,32,2,1\nnode-b,1,32,1,1\n"
+    trace = read_trace(written(tmp_path, HEADER + rows))
+    assert [(each.worker, len(each.steps)) for each in trace.series] == [(0, 1), (1, 2)]
+    assert trace.notes == ("workers are numbered by name: 0 is 'node-a', 1 is 'node-b'",)
+
+
 def test_reads_workers_steps_and_drivers(tmp_path: Path) -> None:
     text = HEADER + "1,0,32,0.5,7\n0,0,32,0.25,9\n0,1,64,0.5,8\n1,1,64,1,6\n"
     trace = read_trace(written(tmp_path, text))
@@ -72,6 +79,9 @@ def test_skips_gaps_and_says_so(tmp_path: Path) -> None:
         (HEADER + "0,0,32,0.5,1,9\n", r"line 2, column 'load': 6 of 5 columns"),
         (HEADER + "0,0,32,fast,1\n", r"line 2, column 'busy_seconds': .* got 'fast'"),
         (HEADER + "0,0,32,0.5,\n", r"line 2, column 'load': .* got ''"),
+        (HEADER + "0,0,32,0.5,V100\n", r"'load': .* got 'V100': remove the column"),
+        (HEADER + "a,0,32,1,1\n1,0,32,1,1\n", r"line 2, column 'worker': .* got 'a'"),
+        (HEADER + ",0,32,1,1\n", r"line 2, column 'worker': .* got ''"),
         (HEADER + "0,0,32,nan,1\n", r"line 2, column 'busy_seconds': .* finite"),
         (HEADER + "0,0,32,0.5,inf\n", r"line 2, column 'load': .* finite"),
         (HEADER + "0,0,0,0.5,1\n", r"line 2, column 'samples': must be > 0, got '0'"),
