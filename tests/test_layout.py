@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PLUGINS = frozenset({"lbbsp_tf", "lbbsp_mx"})
 FRAMEWORKS = frozenset({"tensorflow", "keras", "mxnet", "torch", "jax"})
 
-FOUNDATION = frozenset({"_version", "files", "types", "validate"})
+FOUNDATION = frozenset({"_version", "files", "installation", "types", "validate"})
 STAGES = FOUNDATION | {
     "measure", "resources", "order", "sampled_order", "work", "cost", "predict", "allocation",
     "_selection", "policy", "reserve", "sync",
@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "types": frozenset({"validate"}),
     "validate": frozenset(),
     "files": frozenset(),
+    "installation": frozenset(),
     "measure": FOUNDATION,
     "resources": FOUNDATION,
     "order": FOUNDATION | {"cost", "allocation", "work"},
