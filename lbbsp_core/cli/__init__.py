@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from typing import Final, NoReturn
+
+_REQUIRED: Final = ("numpy", "scipy", "psutil")
 
 
 def main() -> None:
     """Runs the command line and exits with its status."""
     if any(find_spec(name) is None for name in ("typer", "rich", "packaging")):
-        from lbbsp_core.installation import extra
-
-        print(
-            "the lbbsp command needs typer, rich and packaging: run pip install " + extra("cli"),
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        _exit("the lbbsp command needs typer, rich and packaging")
     from lbbsp_core.cli.app import application
 
-    application()(prog_name="lbbsp")  # also as python -m lbbsp_core
+    try:
+        application()(prog_name="lbbsp")  # also as python -m lbbsp_core
+    except ImportError as error:
+        if not is_of_requirement(error):
+            raise
+        _exit(f"lbbsp: {' '.join(str(error).split())[:300]}", "--force-reinstall ")
+
+
+def is_of_requirement(error: ImportError) -> bool:
+    """Returns whether a package that lbbsp itself needs is missing or broken."""
+    name = (error.name or "").partition(".")[0]
+    return name in _REQUIRED or "numpy" in str(error)  # NumPy's own error has no name
+
+
+def _exit(reason: str, options: str = "") -> NoReturn:
+    from lbbsp_core.installation import extra
+
+    print(f"{reason}: run pip install {options}{extra('cli')}", file=sys.stderr)
+    sys.exit(2)

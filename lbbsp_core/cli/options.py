@@ -17,6 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from lbbsp_core.cli import is_of_requirement
 from lbbsp_core.files import require_writable, write_whole
 from lbbsp_core.validate import one_line, printable
 
@@ -108,6 +109,8 @@ def one_line_errors(command: Command) -> Command:
         except BrokenPipeError:  # the reader of our output has ended, which click handles
             raise
         except (ValueError, OSError, ModuleNotFoundError, MemoryError, OverflowError) as error:
+            if isinstance(error, ImportError) and is_of_requirement(error):
+                raise
             text = " ".join(str(error).split()) or "the memory does not suffice"
             if isinstance(error, OSError) and error.filename and error.strerror:
                 text = f"{error.filename}: {error.strerror}"

@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-from lbbsp_core.doctor.cluster import check_cluster
 from lbbsp_core.doctor.finding import Diagnosis, Finding, count, figures, problem
-from lbbsp_core.doctor.machine import check_machine
 from lbbsp_core.doctor.packages import (
     FRAMEWORKS,
     check_framework,
@@ -52,9 +50,21 @@ def diagnose(environment: Mapping[str, str], *, framework: str = "installed") ->
     if not chosen and framework != "none":
         remedy = f"pip install {extra('tf')}, or with tf-cpu or mx in place of tf"
         topics["frameworks"] = lambda: [problem("frameworks", "none is installed", remedy)]
-    topics["cluster"] = lambda: check_cluster(environment)
-    topics["machine"] = lambda: check_machine(environment)
+    topics["cluster"] = lambda: _cluster(environment)
+    topics["machine"] = lambda: _machine(environment)
     return {topic: list(_guarded(topic, check)) for topic, check in topics.items()}
+
+
+def _cluster(environment: Mapping[str, str]) -> Iterable[Finding]:
+    from lbbsp_core.doctor.cluster import check_cluster  # needs packages that may be missing
+
+    return check_cluster(environment)
+
+
+def _machine(environment: Mapping[str, str]) -> Iterable[Finding]:
+    from lbbsp_core.doctor.machine import check_machine
+
+    return check_machine(environment)
 
 
 def _guarded(topic: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
@@ -63,4 +73,6 @@ def _guarded(topic: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Fin
         yield from check()
     except Exception as error:
         remedy = "report it as an error of lbbsp, with this line"
+        if isinstance(error, ImportError):
+            remedy = f"pip install --force-reinstall {extra('cli')}"
         yield problem(topic, f"a check has failed: {type(error).__name__}: {error}", remedy)

@@ -1,5 +1,6 @@
 """Options of the command itself: versions, completion, and how it is started."""
 
+import json
 import os
 import re
 import runpy
@@ -48,6 +49,33 @@ def test_without_its_packages_the_command_says_how_to_get_them(monkeypatch, caps
     assert start(monkeypatch, "--version") == 2
     [line] = capsys.readouterr().err.splitlines()
     assert f"pip install {extra('cli')}" in line
+
+
+WITHOUT = """
+import sys
+sys.modules[sys.argv.pop(1)] = None
+from lbbsp_core.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("missing", ["psutil", "numpy"])
+def test_without_what_lbbsp_needs_there_is_one_line_and_doctor_checks_the_rest(missing):
+    def ends(*command):
+        arguments = [sys.executable, "-c", WITHOUT, missing, *command]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=HANG_SECONDS)
+        return done.returncode, done.stdout, done.stderr
+
+    status, _, error = ends("launch", "train.py")
+    assert (status, error.count("\n")) == (2, 1)
+    assert missing in error
+    assert error.endswith(f"pip install --force-reinstall {extra('cli')}\n")
+    status, output, error = ends("doctor", "--framework", "none", "--json", "-")
+    found = json.loads(output)
+    assert status == 1
+    assert found["topics"]["versions"]
+    assert [each["status"] for each in found["topics"]["machine"]] == ["problem"]
+    assert extra("cli") in found["topics"]["machine"][0]["remedy"]
 
 
 def test_versions_are_those_of_installed_frameworks(monkeypatch):

@@ -156,14 +156,14 @@ def test_an_import_that_does_not_end_is_a_problem():
 
 def test_no_framework_is_a_problem_unless_none_is_wanted(monkeypatch):
     monkeypatch.setattr("lbbsp_core.doctor.framework_version", lambda _: None)
-    monkeypatch.setattr("lbbsp_core.doctor.check_machine", lambda _: [])
+    monkeypatch.setattr("lbbsp_core.doctor.machine.check_machine", lambda _: [])
     assert diagnose({})["frameworks"][0].message == "none is installed"
     assert "frameworks" not in diagnose({}, framework="none")
 
 
 def test_a_check_that_fails_does_not_prevent_the_others(monkeypatch):
     monkeypatch.setattr("lbbsp_core.doctor.check_settings", raising(KeyError("x")))
-    monkeypatch.setattr("lbbsp_core.doctor.check_machine", lambda _: [ok("CPU", "")])
+    monkeypatch.setattr("lbbsp_core.doctor.machine.check_machine", lambda _: [ok("CPU", "")])
     found = diagnose({}, framework="none")
     assert "a check has failed: " in only_problem(found["settings"]).message
     assert found["machine"] == [ok("CPU", "")]
@@ -204,8 +204,8 @@ def test_the_backend_is_that_of_the_variable_or_else_of_the_file(tmp_path, text,
 
 @pytest.mark.parametrize(("framework", "status"), [("mxnet", "ok"), ("none", "problem")])
 def test_settings_of_keras_do_not_matter_for_mxnet_alone(monkeypatch, framework, status):
-    for other in ("machine", "framework", "versions"):
-        monkeypatch.setattr(f"lbbsp_core.doctor.check_{other}", lambda *_: [])
+    for other in ("machine.check_machine", "check_framework", "check_versions"):
+        monkeypatch.setattr(f"lbbsp_core.doctor.{other}", lambda *_: [])
     assert statuses(diagnose({"KERAS_BACKEND": "jax"}, framework=framework)["settings"]) == [status]
 
 
@@ -258,7 +258,7 @@ def test_a_wrong_tf_config_is_a_problem(text, message):
 
 @pytest.mark.parametrize("ports", [(70000, 1), (1, 70000), (0, 1)])
 def test_addresses_with_ports_that_do_not_exist_are_not_tried(monkeypatch, ports):
-    monkeypatch.setattr("lbbsp_core.doctor.check_machine", lambda _: [])
+    monkeypatch.setattr("lbbsp_core.doctor.machine.check_machine", lambda _: [])
     workers = [f"127.0.0.1:{port}" for port in ports]
     environment = {"TF_CONFIG": config({"worker": workers}), "SLURM_JOB_ID": "9"}
     found = diagnose(environment, framework="none")["cluster"]
