@@ -76,6 +76,8 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("documents")
     record_trace(path / "trace.csv")
     (path / "traces").symlink_to(ROOT / "traces")
+    [own] = [block.text for block in BLOCKS if block.reason.endswith("mine.py")]
+    (path / "mine.py").write_text(own, encoding="utf-8")
     lines = [line(step, (4, 4), (0.1, 0.2), 0.21) for step in range(STEPS)]
     for name in ("plain", "even", "balanced"):
         save(path / "runs" / name, Run(header(2, 8, policy="Even()"), lines))
@@ -125,6 +127,7 @@ GLUON = [pytest.param(block, marks=NEEDS_MXNET) for block in python_blocks("gluo
 @pytest.mark.parametrize("block", [*python_blocks(""), *GLUON], ids=lambda block: block.place)
 def test_python_runs(block, folder, monkeypatch, log_level):
     monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
     namespace = namespace_of(block.document, block.set_up)
     exec(compile("\n" * (block.line - 1) + block.text, block.document, "exec"), namespace)
 
