@@ -39,7 +39,8 @@ class NarxState(NamedTuple):
         min_speed: Smallest of `speeds`.
         mean_speed: Mean of `speeds`.
         max_speed: Largest of `speeds`.
-        is_due: Whether a training step is due.
+        untrained_seconds: Busy seconds since the last training step.
+        is_due: Whether the next one is due.
     """
 
     updates: int
@@ -55,6 +56,7 @@ class NarxState(NamedTuple):
     min_speed: float
     mean_speed: float
     max_speed: float
+    untrained_seconds: float = 0.0
     is_due: bool = False
 
 
@@ -75,8 +77,9 @@ class Narx:
     outside that range is learned as ten times the bound.
 
     Training is series-parallel: measured speeds are inputs, so there is nothing to unroll. Every
-    `train_interval` updates (in the first hundred: every update) *one* Levenberg-Marquardt step,
-    which the next forecast does not wait for, starts from the last weights,
+    `train_interval` updates (in the first hundred: every update), and not again within
+    `train_seconds` of busy time, *one* Levenberg-Marquardt step, which the next forecast does not
+    wait for, starts from the last weights,
     ``delta = (J'WJ + D + damping I)^-1 (J'W r - D theta)``, with J the analytic Jacobian, r the
     residuals, W the forgetting factors times the Huber weights and D the weight decay; it is
     kept if it lowers the weighted loss. `window`, `hidden` and the number of drivers bound the
@@ -93,6 +96,7 @@ class Narx:
         hidden: Number of tanh units, >= 0; 0 leaves only the linear path.
         window: Number of iterations trained on, >= 20.
         train_interval: Number of updates between training steps, >= 1.
+        train_seconds: Busy seconds between training steps, which take about 1 ms of CPU time, > 0.
         forgetting_factor: Weight of an iteration relative to the next one, in (0, 1].
         huber: Multiple of the mean absolute residual, > 0, beyond which residuals weigh less.
         decay: Weight decay of the linear path from speeds and from earlier drivers, > 0.
@@ -122,6 +126,7 @@ class Narx:
     hidden: int = 3
     window: int = 300
     train_interval: int = 2
+    train_seconds: float = 0.04
     forgetting_factor: float = 0.998
     huber: float = 2.0
     decay: float = 20.0
@@ -134,7 +139,9 @@ class Narx:
 
         for name, minimum in (("horizon", 1), ("hidden", 0), ("window", 20), ("train_interval", 1)):
             require_integer(f"Narx.{name}", getattr(self, name), minimum)
-        for name in ("forgetting_factor", "huber", "decay", "driver_decay", "hidden_decay"):
+        for name in (
+            "train_seconds", "forgetting_factor", "huber", "decay", "driver_decay", "hidden_decay",
+        ):  # fmt: skip
             require_positive(f"Narx.{name}", getattr(self, name))
         if self.forgetting_factor > 1:
             raise ValueError(
@@ -186,8 +193,10 @@ class Narx:
             mean_speed=float(speeds.mean()),
             max_speed=float(speeds.max()),
         )
+        seconds = state.untrained_seconds + float(measurement.busy_seconds)
         due = state.updates <= 100 or state.updates % self.train_interval == 0
-        return state._replace(is_due=due and len(inputs) >= self.horizon + 6)
+        due = due and seconds >= self.train_seconds and len(inputs) >= self.horizon + 6
+        return state._replace(untrained_seconds=seconds, is_due=due)
 
     def predict(self, state: NarxState, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
         """Returns the forecast for `Narx.horizon`; NaN before the first measurement.
@@ -249,6 +258,7 @@ class Narx:
             scale=scale,
             unit=unit,
             damping=max(state.damping / 3, 1e-3) if better else min(state.damping * 4, 1e6),
+            untrained_seconds=0.0,
             is_due=False,
         )
 

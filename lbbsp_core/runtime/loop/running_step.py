@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +51,9 @@ class Left(NamedTuple):
 class StepMeter:
     """Times the steps of one worker, samples its resources, and marks steps to exclude.
 
+    Resources are not sampled anew within `sampling_seconds`, less than half of the time over which
+    a sample is a mean: reading them takes a part of a short step.
+
     It also notes in `activity` whether the worker computes or waits. `overlap` times gradients that
     are sent before the last one is computed.
 
@@ -57,11 +61,15 @@ class StepMeter:
     follows an evaluation, a save or a (re)trace (rule 4).
     """
 
+    sampling_seconds = 0.02
+
     def __init__(self, activity: CurrentActivity | None = None) -> None:
         self._activity = activity or CurrentActivity()
         self._timer = BusyTimer()
         self.overlap = OverlapTimer()
         self._sampler: ResourceSampler | None = None
+        self._drivers: tuple[float, ...] = ()
+        self._sampled_at = -math.inf
         self._excluded, self._retraced = True, False
         self._lock = threading.Lock()
         self._waits = 0
@@ -79,6 +87,7 @@ class StepMeter:
         """
         if self._sampler is None:
             self._sampler = ResourceSampler(names, gpu=gpu)
+            self._sampled_at = -math.inf
 
     def close(self) -> None:
         """Stops sampling; forgets waits that a failed step did not end."""
@@ -150,8 +159,10 @@ class StepMeter:
         """Returns the measurement of the step; call it on reaching the barrier."""
         busy_seconds = self._timer.reach()
         hidden_seconds = self.overlap.reach()
-        drivers = self._sampler.sample() if self._sampler else ()
-        return Reading(busy_seconds, drivers, hidden_seconds)
+        now = time.monotonic()
+        if self._sampler and now - self._sampled_at >= self.sampling_seconds:
+            self._drivers, self._sampled_at = self._sampler.sample(), now
+        return Reading(busy_seconds, self._drivers if self._sampler else (), hidden_seconds)
 
     def leave(self, step: int | None = None) -> Left:
         """Starts the next step, number `step`, to which what follows belongs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from lbbsp_core import Arima, Ema, LastValue, Measurement, Mixture, Narx, Predictor, Recurrent
+from lbbsp_core.installation import extra
 from lbbsp_core.testing import check_predictor
 
 needs_statsmodels = pytest.mark.skipif(
@@ -273,6 +275,16 @@ def test_narx_learns_the_delayed_effect_of_a_driver() -> None:
     assert rmse(Narx(horizon=3), series, ahead=3) < 0.3 * rmse(Narx(), series, ahead=3)
 
 
+def test_narx_trains_at_most_once_in_so_many_busy_seconds() -> None:
+    narx = Narx(train_seconds=0.1)
+    state, trained = narx.init(), []
+    for _ in range(200):
+        state = narx.update(state, Measurement(8, 0.03))
+        trained.append(state.is_due)
+    assert sum(trained[10:90]) == 20, "four steps make 0.12 s"
+    assert sum(trained[120:]) == 20
+
+
 def test_a_linear_narx_is_the_weighted_ridge_regression() -> None:
     """Solves (Z'WZ + D) s = Z'W t, with forgetting W and decay D, in one training step."""
     narx = Narx(hidden=0, huber=1e9, forgetting_factor=0.9, train_interval=1, window=40)
@@ -363,7 +375,7 @@ def test_arima_iterates_to_its_horizon() -> None:
 
 def test_arima_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lbbsp\[arima\]'"):
+    with pytest.raises(ModuleNotFoundError, match=re.escape(f"pip install {extra('arima')}")):
         Arima().init()
 
 

@@ -32,7 +32,7 @@ from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_core.runtime.loop import pipelined, running_step
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_core.runtime.loop.running_step import Reading
+from lbbsp_core.runtime.loop.running_step import Reading, StepMeter
 from lbbsp_core.runtime.loop.session_state import check_states
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.liveness import BackgroundThread
@@ -370,6 +370,7 @@ def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatc
         def close(self):
             pass
 
+    monkeypatch.setattr(StepMeter, "sampling_seconds", 0.0)
     monkeypatch.setattr(running_step, "ResourceSampler", Sampler)
 
     def worker(session, collectives):

@@ -1,6 +1,7 @@
 """What a worker measures of its steps, by a clock that advances by 1 s at each reading."""
 
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,25 @@ def test_waits_hide_no_communication(meter, monkeypatch):
         seconds[0] = 4
     seconds[0] = 5
     assert meter.reach().hidden_seconds == 1
+
+
+def test_short_steps_share_a_sample(meter, monkeypatch):
+    class Sampler:
+        def __init__(self, names, gpu):
+            self.sample = map(lambda number: (number,), count()).__next__
+            self.close = list
+
+    now = [100.0]
+    monkeypatch.setattr(running_step, "ResourceSampler", Sampler)
+    monkeypatch.setattr(running_step, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    meter.open(())
+    taken = []
+    for seconds in (0.0, 0.012, 0.012, 0.012, 0.03):
+        now[0] += seconds
+        taken.append(meter.reach().drivers)
+    assert taken == [(0,), (0,), (1,), (1,), (2,)]
+    meter.close()
+    assert meter.reach().drivers == ()
 
 
 def test_a_wait_that_a_failed_step_did_not_end_is_forgotten(meter):

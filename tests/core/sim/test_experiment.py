@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from lbbsp_core import (
     Saturating,
 )
 from lbbsp_core.cli.app import application
+from lbbsp_core.installation import extra
 from lbbsp_core.registry import POLICIES
 from lbbsp_core.sim import (
     ReplayedCluster,
@@ -281,7 +283,7 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
 
 def test_without_statsmodels_arima_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'lbbsp\[arima\]'"):
+    with pytest.raises(ValueError, match=re.escape(f"pip install {extra('arima')}")):
         chosen_runs(["lbbsp"], ["arima"])
 
 
