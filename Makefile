@@ -104,6 +104,7 @@ $(READY) $(READY_DEMO) $(READY_DOCS) $(READY_NEXT): pyproject.toml
 		{ echo "lbbsp needs Python 3.10 to 3.13; choose one: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade pip
+	@echo "Next, pip installs lbbsp[$(EXTRAS)]: up to half a gigabyte, one to six minutes."
 	$(@D)/bin/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	touch $@
 
