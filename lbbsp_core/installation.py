@@ -28,12 +28,12 @@ def _origin() -> dict[str, Any]:
     """Returns what pip has noted of the installation; an empty dictionary for an index."""
     from importlib import metadata
 
-    try:
-        noted = metadata.distribution("lbbsp").read_text("direct_url.json")
-    except metadata.PackageNotFoundError:
-        clone = Path(__file__).parents[1]
-        return {"url": clone.as_uri(), "dir_info": {}}
-    return dict(json.loads(noted)) if noted else {}
+    # In a clone there may be metadata of a build, too, which say nothing of it.
+    for distribution in metadata.distributions(name="lbbsp"):
+        if noted := distribution.read_text("direct_url.json"):
+            return dict(json.loads(noted))
+    clone = Path(__file__).parents[1]
+    return {"url": clone.as_uri(), "dir_info": {}} if (clone / "pyproject.toml").exists() else {}
 
 
 def _requirement(origin: dict[str, Any], name: str) -> str:

@@ -127,7 +127,7 @@ def least_slowest(costs: Sequence[Cost], total: int) -> float:
         total: X, the global batch size in samples.
 
     Example:
-        >>> round(least_slowest([Affine(0.0, 0.5), Affine(1.0, 0.5)], 8), 9)
+        >>> round(least_slowest([Affine(0.0, 0.5), Affine(1.0, 0.5)], 8), 6)
         2.5
     """
     if isinstance(costs, AffineArray):

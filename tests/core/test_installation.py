@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lbbsp_core import installation
 from lbbsp_core.installation import extra
 
 ROOT = Path(__file__).parents[2]
@@ -22,19 +23,17 @@ ROOT = Path(__file__).parents[2]
             {"url": "https://x/l", "vcs_info": {"vcs": "git", "commit_id": "ab"}},
             "'lbbsp[tf] @ git+https://x/l@ab'",
         ),
-        (None, "'lbbsp[tf]'"),  # from an index
     ],
 )
 def test_an_extra_comes_from_where_lbbsp_was_installed_from(monkeypatch, noted, expected):
-    text = None if noted is None else json.dumps(noted)
-    found = SimpleNamespace(read_text={"direct_url.json": text}.__getitem__)
-    monkeypatch.setattr(metadata, "distribution", {"lbbsp": found}.__getitem__)
+    built, found = ({"direct_url.json": each} for each in (None, json.dumps(noted)))
+    both = [SimpleNamespace(read_text=each.__getitem__) for each in (built, found)]
+    monkeypatch.setattr(metadata, "distributions", lambda name: both)
     assert extra("tf") == expected
 
 
-def test_an_extra_of_a_clone_that_is_not_installed_comes_from_it(monkeypatch):
-    def distribution(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "distribution", distribution)
+def test_an_extra_of_a_clone_that_is_not_installed_comes_from_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(metadata, "distributions", lambda name: [])
     assert extra("mx") == f"'{ROOT}[mx]'"
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "lbbsp_core" / "installation.py"))
+    assert extra("mx") == "'lbbsp[mx]'", "of an index, which leaves no note"
