@@ -20,13 +20,16 @@ def main() -> None:
     except ImportError as error:
         if not is_of_requirement(error):
             raise
-        _exit(f"lbbsp: {' '.join(str(error).split())[:300]}", "--force-reinstall ")
+        is_broken = not isinstance(error, ModuleNotFoundError)
+        reason = " ".join(str(error).split())[:300]
+        _exit(f"lbbsp: {reason}", "--force-reinstall " * is_broken)
 
 
 def is_of_requirement(error: ImportError) -> bool:
     """Returns whether a package that lbbsp itself needs is missing or broken."""
-    name = (error.name or "").partition(".")[0]
-    return name in _REQUIRED or "numpy" in str(error)  # NumPy's own error has no name
+    if error.name is None:  # as of a broken NumPy, but not of ours about an extra
+        return type(error) is ImportError and "numpy" in str(error)
+    return error.name in _REQUIRED
 
 
 def _exit(reason: str, options: str = "") -> NoReturn:

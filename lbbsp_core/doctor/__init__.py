@@ -74,5 +74,6 @@ def _guarded(topic: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Fin
     except Exception as error:
         remedy = "report it as an error of lbbsp, with this line"
         if isinstance(error, ImportError):
-            remedy = f"pip install --force-reinstall {extra('cli')}"
+            is_broken = not isinstance(error, ModuleNotFoundError)
+            remedy = f"pip install {'--force-reinstall ' * is_broken}{extra('cli')}"
         yield problem(topic, f"a check has failed: {type(error).__name__}: {error}", remedy)

@@ -90,7 +90,7 @@ class SpeedEstimator:
         return hasattr(self.predictor, "train")
 
     def train(self, state: EstimatorState) -> EstimatorState:
-        """Does what the forecast of the last step did not wait for; else the next `learn` does."""
+        """Does what no forecast waits for; else the next `learn` of an accepted step does."""
         if self.predictor is None:
             return state
         return state._replace(predictor=trained(self.predictor, state.predictor))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +21,7 @@ from lbbsp_core.validate import shortened
 REQUIRED = ("worker", "step", "samples", "busy_seconds")
 
 _LARGEST_INTEGER = 2**53
+_LISTED = 20  # names in a note
 LARGEST_DRIVER = 1e18
 """Squares and sums of smaller numbers do not overflow."""
 
@@ -186,14 +188,19 @@ def _series(
 def _number_workers(rows: list[tuple[int, list[str]]], column: int) -> list[str]:
     """Replaces names of workers, if all have one, by numbers; returns a note that tells them."""
     known = [cells for _, cells in rows if column < len(cells)]
-    names = sorted({cells[column].strip() for cells in known})
+    names = sorted({cells[column].strip() for cells in known}, key=_natural)
     if not all(names) or any(map(_is_number, names)) or not names:
         return []
     numbers = {name: str(number) for number, name in enumerate(names)}
     for cells in known:
         cells[column] = numbers[cells[column].strip()]
-    first, last = shortened(names[0]), shortened(names[-1])
-    return [f"workers are numbered by name: 0 is {first}, {len(names) - 1} is {last}"]
+    listed = ", ".join(map(shortened, names[:_LISTED])) + ", ..." * (len(names) > _LISTED)
+    return [f"workers are numbered from 0 on by name: {listed}"]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Returns a key by which node2 comes before node10."""
+    return [(int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _is_number(text: str) -> bool:

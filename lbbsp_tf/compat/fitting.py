@@ -130,7 +130,8 @@ def _lines_without_display(
 
 def _split_of_arrays(split: Method, arrays: Nest, validation_split: float) -> Nest:
     """Replaces `train_validation_split`, by which `fit` divides its data."""
-    if any(hasattr(each, "example") or hasattr(each, "pipeline") for each in arrays):
+    data = tf.data.Dataset, tf.distribute.DistributedDataset
+    if any(isinstance(each, data) for each in arrays):
         raise ValueError(
             "fit divides arrays only: call balancer.dataset(..., validation_split="
             f"{validation_split}), and pass validation_data=balancer.validation_data to fit"

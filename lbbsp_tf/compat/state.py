@@ -164,9 +164,10 @@ def _noted(
     That is the default of `fit`. Placeholders, which are endless, tell the number of steps.
     """
     balanced = isinstance(x, tf.data.Dataset) and hasattr(x, "pipeline")  # on a single worker
-    if balanced or isinstance(x, tf.distribute.DistributedDataset):
+    distributed = isinstance(x, tf.distribute.DistributedDataset)
+    if balanced or distributed:
         options["shuffle"] = False
-    if options.get("steps_per_epoch") is None:
+    if distributed and options.get("steps_per_epoch") is None:
         options["steps_per_epoch"] = getattr(x, "steps_per_epoch", None)
     initialise(self, x, *args, **options)
     _iterator.value = weakref.ref(self)

@@ -105,6 +105,26 @@ def test_the_output_may_be_any_object_with_write(monkeypatch):
     assert logger.verbose == 2
 
 
+class Halves(keras.utils.PyDataset):
+    """Two batches, and an attribute that has another meaning here."""
+
+    steps_per_epoch = 1
+    example = pipeline = "ours"
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        half = slice(index, None, 2)
+        return FEATURES[half], LABELS[half]
+
+
+def test_data_of_others_stay_as_they_are(balancer):
+    built = model()
+    expected = built.evaluate(FEATURES, LABELS, verbose=0)
+    np.testing.assert_allclose(built.evaluate(Halves(), verbose=0), expected, rtol=1e-5)
+
+
 def test_a_split_of_its_own_data_set_is_made_by_the_balancer(balancer):
     data = balancer.dataset(FEATURES, LABELS)
     with pytest.raises(ValueError, match=r"balancer\.dataset\(\.\.\., validation_split=0\.25\)"):

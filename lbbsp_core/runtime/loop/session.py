@@ -373,10 +373,12 @@ class WorkerSession:
 
     def close(self) -> None:
         """Ends a fit: stops sampling and drops a request to stop; `start` begins the next fit."""
-        self._balancer.finish_training()
-        self.meter.close()
-        self.extensions.close()
-        self.activity.enter(Activity.OUTSIDE, self._balancer.step)
+        try:
+            self._balancer.finish_training()
+        finally:
+            self.meter.close()
+            self.extensions.close()
+            self.activity.enter(Activity.OUTSIDE, self._balancer.step)
 
 
 def _header(session: WorkerSession, peers: Sequence[Peer]) -> RunHeader:

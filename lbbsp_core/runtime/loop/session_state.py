@@ -205,7 +205,8 @@ def _example_states(balancer: Balancer) -> list[object]:
     sizes = planned.sizes
     # What an update with invented figures raises would not occur in a training.
     with suppress(Exception):
-        states.append(estimator.learn(first, sizes[balancer.rank], 0.1)[0])
+        learned, _ = estimator.learn(first, sizes[balancer.rank], 0.1)
+        states += [learned, estimator.train(learned)]
     with suppress(Exception):
         costs = (Affine(0.01, 0.001),) * balancer.workers
         seen = Observation(0, sizes, (0.1,) * balancer.workers, (), costs, last_of_epoch=True)

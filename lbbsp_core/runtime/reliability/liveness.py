@@ -8,6 +8,7 @@ calls for frameworks that report completion only by blocking.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -124,13 +125,14 @@ class BackgroundThread:
         self._name = name
         self._queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
 
     def start(self, call: Callable[[], T]) -> Future[T]:
         """Runs a function without arguments, after all earlier ones; returns at once."""
-        if self._thread is None or not self._thread.is_alive():  # in a fork it is not
-            self._queue = SimpleQueue()
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
         future: Future[T] = Future()
         self._queue.put((call, future))
         return future
@@ -155,3 +157,12 @@ def background_thread() -> BackgroundThread:
 def training_thread() -> BackgroundThread:
     """Returns the thread on which the predictors of this process train beside the exchanges."""
     return BackgroundThread("lbbsp-training")
+
+
+def _forget_threads() -> None:
+    background_thread.cache_clear()
+    training_thread.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):  # a fork has none of the threads
+    os.register_at_fork(after_in_child=_forget_threads)

@@ -69,13 +69,27 @@ def test_without_what_lbbsp_needs_there_is_one_line_and_doctor_checks_the_rest(m
     status, _, error = ends("launch", "train.py")
     assert (status, error.count("\n")) == (2, 1)
     assert missing in error
-    assert error.endswith(f"pip install --force-reinstall {extra('cli')}\n")
+    assert error.endswith(f"pip install {extra('cli')}\n")
     status, output, error = ends("doctor", "--framework", "none", "--json", "-")
     found = json.loads(output)
     assert status == 1
     assert found["topics"]["versions"]
     assert [each["status"] for each in found["topics"]["machine"]] == ["problem"]
     assert extra("cli") in found["topics"]["machine"][0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("error", "concerns"),
+    [
+        (ModuleNotFoundError("No module named 'psutil'", name="psutil"), True),
+        (ImportError("numpy.core.multiarray failed to import"), True),
+        (ModuleNotFoundError("No module named 'numpy_financial'", name="numpy_financial"), False),
+        (ModuleNotFoundError("No module named 'scipy.none'", name="scipy.none"), False),
+        (ModuleNotFoundError("statsmodels is missing: pip install '/numpy/lbbsp[arima]'"), False),
+    ],
+)
+def test_only_what_lbbsp_itself_needs_is_its_fault(error, concerns):
+    assert lbbsp_core.cli.is_of_requirement(error) == concerns
 
 
 def test_versions_are_those_of_installed_frameworks(monkeypatch):

@@ -35,7 +35,7 @@ from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.loop.running_step import Reading, StepMeter
 from lbbsp_core.runtime.loop.session_state import check_states
 from lbbsp_core.runtime.reliability.activity import Activity
-from lbbsp_core.runtime.reliability.liveness import BackgroundThread
+from lbbsp_core.runtime.reliability.liveness import BackgroundThread, training_thread
 
 own = threading.local()
 
@@ -103,8 +103,12 @@ def test_a_predictor_learns_beside_the_exchange_and_what_it_raises_is_raised():
         SlowLearner.exchanged.set()
         with pytest.raises(ArithmeticError, match="cannot learn"):
             session.before_allreduce()
+        session.balancer.train(training_thread().start)
+        with pytest.raises(ArithmeticError, match="cannot learn"):
+            session.close()
+        assert not session.meter.names, "it is closed all the same"
 
-    run(worker, options=lambda _: SessionOptions(predictor=SlowLearner()))
+    run(worker, options=lambda _: SessionOptions(predictor=SlowLearner(), drivers=("runnable",)))
 
 
 def test_another_lag_keeps_the_position_and_the_plan():

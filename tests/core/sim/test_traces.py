@@ -18,10 +18,10 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_workers_that_have_names_are_numbered_by_them(tmp_path: Path) -> None:
-    rows = "node-b,0,32,1,1\n node-a,0,32,2,1\nnode-b,1,32,1,1\n"
+    rows = "node10,0,32,1,1\n node9,0,32,2,1\nnode10,1,32,1,1\n"
     trace = read_trace(written(tmp_path, HEADER + rows))
     assert [(each.worker, len(each.steps)) for each in trace.series] == [(0, 1), (1, 2)]
-    assert trace.notes == ("workers are numbered by name: 0 is 'node-a', 1 is 'node-b'",)
+    assert trace.notes == ("workers are numbered from 0 on by name: 'node9', 'node10'",)
 
 
 def test_reads_workers_steps_and_drivers(tmp_path: Path) -> None:
