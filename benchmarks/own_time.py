@@ -90,6 +90,7 @@ def of_session() -> list[tuple[Any, str]]:
         (Balancer, "report"),
         (SpeedEstimator, "learn"),
         (SpeedEstimator, "predict"),
+        (SpeedEstimator, "train"),
         (Extensions, "offer"),
         (session, "encode"),
         (session.WorkerSession, "after_allreduce"),

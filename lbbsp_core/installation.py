@@ -24,6 +24,12 @@ def extra(name: str) -> str:
     return "-e " * editable + shlex.quote(_requirement(origin, name))
 
 
+def reinstall(error: ImportError, name: str) -> str:
+    """Returns the command that installs an extra again, because of a package in it."""
+    is_broken = not isinstance(error, ModuleNotFoundError)
+    return f"pip install {'--force-reinstall ' * is_broken}{extra(name)}"
+
+
 def _origin() -> dict[str, Any]:
     """Returns what pip has noted of the installation; an empty dictionary for an index."""
     from importlib import metadata

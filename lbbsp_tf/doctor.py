@@ -55,8 +55,8 @@ def check_count(gpus: int, by_driver: int, *, is_cuda_build: bool) -> Finding:
     if not by_driver:
         return ok(check, "no GPU: it trains on the CPU")
     text = f"no GPU, but the driver has {by_driver}: it trains on the CPU, because "
-    remedy = "or export CUDA_VISIBLE_DEVICES=-1 if that is intended"
-    remedy = f"pip install {extra('tf')}, {remedy}"
+    hide = "export CUDA_VISIBLE_DEVICES=-1 if that is intended"
+    remedy = f"pip install {extra('tf')}, or {hide}"
     if not is_cuda_build:
         text += "this TensorFlow is built without CUDA"
         return note(check, text, f"pip uninstall tensorflow-cpu, and then {remedy}")
@@ -99,9 +99,8 @@ def _patch(state: State) -> Finding:
     check = f"patch: {state.purpose}"
     if state.is_right:
         return ok(check, state.text)
-    return problem(
-        check, state.text, f"install versions that lbbsp knows: pip install {extra('tf')}"
-    )
+    remedy = f"install versions that lbbsp knows: pip install {extra('tf')}"
+    return problem(check, state.text, remedy)
 
 
 def _slurm() -> Iterator[Finding]:

@@ -73,7 +73,9 @@ def test_the_pythons_of_mxnet_are_those_of_its_extra():
 
 
 def test_each_extra_that_a_file_names_exists():
-    named = re.compile(r"""(?:(?:lbbsp|'\.|whl)\[|EXTRAS := |extra\(["'])([a-z][a-z, -]*)[]\n"']""")
+    named = re.compile(
+        r"""(?:(?:lbbsp|'\.|whl)\[|EXTRAS := |(?:extra\(|reinstall\(error, )["'])([a-z][a-z, -]*)[]\n"']"""
+    )
     found = {
         (path.relative_to(ROOT).as_posix(), extra.strip())
         for path, text in texts()

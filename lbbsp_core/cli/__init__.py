@@ -12,7 +12,7 @@ _REQUIRED: Final = ("numpy", "scipy", "psutil")
 def main() -> None:
     """Runs the command line and exits with its status."""
     if any(find_spec(name) is None for name in ("typer", "rich", "packaging")):
-        _exit("the lbbsp command needs typer, rich and packaging")
+        _exit("the lbbsp command needs typer, rich and packaging", ModuleNotFoundError())
     from lbbsp_core.cli.app import application
 
     try:
@@ -20,9 +20,7 @@ def main() -> None:
     except ImportError as error:
         if not is_of_requirement(error):
             raise
-        is_broken = not isinstance(error, ModuleNotFoundError)
-        reason = " ".join(str(error).split())[:300]
-        _exit(f"lbbsp: {reason}", "--force-reinstall " * is_broken)
+        _exit(f"lbbsp: {' '.join(str(error).split())[:300]}", error)
 
 
 def is_of_requirement(error: ImportError) -> bool:
@@ -32,8 +30,8 @@ def is_of_requirement(error: ImportError) -> bool:
     return error.name in _REQUIRED
 
 
-def _exit(reason: str, options: str = "") -> NoReturn:
-    from lbbsp_core.installation import extra
+def _exit(reason: str, error: ImportError) -> NoReturn:
+    from lbbsp_core.installation import reinstall
 
-    print(f"{reason}: run pip install {options}{extra('cli')}", file=sys.stderr)
+    print(f"{reason}: run {reinstall(error, 'cli')}", file=sys.stderr)
     sys.exit(2)

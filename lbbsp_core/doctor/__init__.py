@@ -20,7 +20,7 @@ from lbbsp_core.doctor.packages import (
     check_versions,
     framework_version,
 )
-from lbbsp_core.installation import extra
+from lbbsp_core.installation import extra, reinstall
 
 __all__ = ["CHOICES", "Diagnosis", "Finding", "count", "diagnose", "figures"]
 
@@ -74,6 +74,5 @@ def _guarded(topic: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Fin
     except Exception as error:
         remedy = "report it as an error of lbbsp, with this line"
         if isinstance(error, ImportError):
-            is_broken = not isinstance(error, ModuleNotFoundError)
-            remedy = f"pip install {'--force-reinstall ' * is_broken}{extra('cli')}"
+            remedy = reinstall(error, "cli")
         yield problem(topic, f"a check has failed: {type(error).__name__}: {error}", remedy)

@@ -227,10 +227,13 @@ def _row(where: str, names: list[str], cells: list[str]) -> tuple[int, int, Meas
 
 def _number(where: str, name: str, text: str) -> float:
     """Reads a number of a column."""
-    value = float(text) if _is_number(text) else math.nan
     rule, remedy = "", "correct or remove the row"
-    if name not in REQUIRED and not _is_number(text):
-        remedy = "remove the column, or write numbers in it"
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+        if name not in REQUIRED:
+            remedy = "remove the column, or write numbers in it"
     if not abs(value) < LARGEST_DRIVER:
         rule = f"a finite number below {LARGEST_DRIVER:g}"
     elif name in ("worker", "step") and not (0 <= value < _LARGEST_INTEGER and value % 1 == 0):

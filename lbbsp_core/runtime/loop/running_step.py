@@ -97,7 +97,7 @@ class StepMeter:
         self.overlap.leave()
         if self._sampler is not None:
             self._sampler.close()
-            self._sampler = None
+            self._sampler, self._drivers = None, ()
 
     def exclude_step(self, *, retraced: bool = False) -> None:
         """Excludes the running step from learning."""
@@ -162,7 +162,7 @@ class StepMeter:
         now = time.monotonic()
         if self._sampler and now - self._sampled_at >= self.sampling_seconds:
             self._drivers, self._sampled_at = self._sampler.sample(), now
-        return Reading(busy_seconds, self._drivers if self._sampler else (), hidden_seconds)
+        return Reading(busy_seconds, self._drivers, hidden_seconds)
 
     def leave(self, step: int | None = None) -> Left:
         """Starts the next step, number `step`, to which what follows belongs."""
