@@ -73,9 +73,8 @@ def test_the_pythons_of_mxnet_are_those_of_its_extra():
 
 
 def test_each_extra_that_a_file_names_exists():
-    named = re.compile(
-        r"""(?:(?:lbbsp|'\.|whl)\[|EXTRAS := |(?:extra\(|reinstall\(error, )["'])([a-z][a-z, -]*)[]\n"']"""
-    )
+    called = r"""(?:extra\(|reinstall\(error, )["']"""
+    named = re.compile(rf"""(?:(?:lbbsp|'\.|whl)\[|EXTRAS := |{called})([a-z][a-z, -]*)[]\n"']""")
     found = {
         (path.relative_to(ROOT).as_posix(), extra.strip())
         for path, text in texts()
