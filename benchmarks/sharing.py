@@ -223,6 +223,8 @@ def main() -> None:
         compare(options.steps, options)
         return
     given = options.seconds.split(","), options.steps.split(",")
+    if len({*map(len, given)}) > 1:
+        parser.error("give --steps as many numbers as --seconds")
     for seconds, steps in zip(*given, strict=True):
         print(f"Steps of {seconds} s on free devices", flush=True)
         options.seconds = seconds
