@@ -39,8 +39,7 @@ def rank_and_workers(
     resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
 ) -> tuple[int, int]:
     """Returns this worker's rank, chief first, and N; ``(0, 1)`` without a cluster."""
-    workers = addresses(resolver) if resolver is not None else []
-    if len(workers) < 2:
+    if resolver is None or len(workers := addresses(resolver)) < 2:
         return 0, 1
     if resolver.task_type not in ("chief", "worker"):
         raise ValueError(

@@ -23,6 +23,7 @@ from lbbsp_tf.compat.optimizers import (
     Apply,
     Gradient,
     Gradients,
+    TensorLike,
     intercepted_apply,
     note_optimizers,
     sum_gradients,
@@ -54,4 +55,4 @@ from lbbsp_tf.compat.state import (
     stop_adding,
 )
 from lbbsp_tf.compat.tracing import attributes_kept, current_graph, fresh_traces, plain_variable
-from lbbsp_tf.compat.values import Method, Nest, local, replaced
+from lbbsp_tf.compat.values import Array, Method, Nest, local, replaced

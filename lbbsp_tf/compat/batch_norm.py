@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
+from keras.layers import BatchNormalization
 
-from lbbsp_tf.compat.values import Method, patch_broken
-
-BatchNormalization = keras.layers.BatchNormalization
+from lbbsp_tf.compat.values import Method, Nest, patch_broken
 
 
 def synchronize_moments() -> None:
@@ -25,7 +24,7 @@ def synchronize_moments() -> None:
 
 def _moments(
     original: Method, layer: BatchNormalization, inputs: tf.Tensor, mask: tf.Tensor | None
-) -> tuple[tf.Tensor, tf.Tensor]:
+) -> Nest:
     """Returns mean and variance by channel of the batches of all replicas together."""
     context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
     if context is None or not layer.synchronized:

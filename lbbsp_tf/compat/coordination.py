@@ -96,9 +96,7 @@ def compare_variables() -> None:
 def _with_comparison(
     create: Method, extended: Any, replica_id: int, device: str, primary_var: Any, **options: Any
 ) -> Callable[[], Any]:
-    if replica_id:
-        return create(extended, replica_id, device, primary_var, **options)
-    if extended._num_workers > 1 and "initial_value" in options:
+    if not replica_id and extended._num_workers > 1 and "initial_value" in options:
         given = options["initial_value"]
 
         def compared() -> Any:
@@ -107,7 +105,9 @@ def _with_comparison(
             return value
 
         options = {**options, "initial_value": compared}
-    create_value = create(extended, replica_id, device, primary_var, **options)
+    create_value: Callable[[], Any] = create(extended, replica_id, device, primary_var, **options)
+    if replica_id:
+        return create_value
 
     @functools.wraps(create_value)
     def explained() -> Any:

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer as Trainer
+from keras.src.backend.tensorflow.trainer import TFEpochIterator as Epochs
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from lbbsp_core.runtime.exchange.digest import SAMPLES
@@ -48,7 +50,6 @@ from lbbsp_tf.compat.values import (
 )
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 
-Trainer, Epochs = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
 Logs = Mapping[str, object]
 
 
@@ -323,7 +324,7 @@ def _local_part(values: Nest, strategy: tf.distribute.Strategy, reduction: str) 
     return local(strategy, values)
 
 
-def _agree_on_logs(global_logs: Method, original: Method, model: Trainer, logs: Logs) -> Logs:
+def _agree_on_logs(global_logs: Method, original: Method, model: Trainer, logs: Logs) -> Nest:
     """Replaces `_get_metrics_result_or_logs`, which returns the logs of an epoch."""
     with current_activity().during(Activity.MEETING):  # results of metrics are global
         result = original(model, logs)

@@ -13,13 +13,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer as Trainer
 from keras.src.trainers.data_adapters import array_slicing
 
 from lbbsp_tf import env
 from lbbsp_tf.compat.state import patch_epochs
 from lbbsp_tf.compat.values import Method, Nest, local, patch, patch_broken
-
-Trainer = keras_trainer.TensorFlowTrainer
 
 
 def patch_keras() -> None:

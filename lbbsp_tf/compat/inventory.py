@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -28,15 +27,16 @@ class State(NamedTuple):
 
 def inventory() -> Iterator[State]:
     """Applies all patches to this process, which must not train, and returns their states."""
-    evaluation = partial(compat.patch_evaluation, *[lambda *_: None] * 4)
     row = tf.zeros((1, 1))
     patches: dict[str, Callable[[], object]] = {
         "fit under a strategy": compat.patch_keras,
         "conditional updates of optimizers": compat.allow_conditional_updates,
         "moments of synchronised batch normalisation": compat.synchronize_moments,
-        "evaluation on any number of rows": evaluation,
+        "evaluation on any number of rows": lambda: compat.patch_evaluation(
+            lambda *_: {}, lambda _: None, lambda _: None, lambda *_: ()
+        ),
         "files written once per job": lambda: compat.write_once_per_job(1),
-        "gradients before `apply`": lambda: compat.intercepted_apply(lambda *_: None),
+        "gradients before `apply`": lambda: compat.intercepted_apply(lambda grads, _: grads),
         "optimizers that are applied": compat.note_optimizers,
         "one replica in the user's code": compat.replicas_view,
         "means over tokens": lambda: compat.token_means_scaled(lambda tokens, _: tokens),

@@ -112,7 +112,7 @@ def with_results_of_all(train_step: Callable[[Nest], Nest]) -> Callable[[Nest], 
     As a single process would compute them, if a handler of `intercepted_scalars` knows how.
     """
 
-    def of_all(value: object) -> object:
+    def of_all(value: Nest) -> Nest:
         handler = intercepted_scalars.value
         is_scalar = tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating
         if handler is None or not is_scalar:
@@ -134,7 +134,7 @@ def take_whole_batches(model: keras.Model) -> None:
 
 def is_whole(variable: keras.Variable) -> bool:
     """Returns whether a variable of a metric is that of all workers on each of them."""
-    return variable.value.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return bool(variable.value.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
 def _count_once(metric: keras.Metric, once: bool) -> None:
@@ -172,10 +172,10 @@ def _is_small(leaf: object) -> bool:
     if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.string, tf.bool):
         return not tf.is_tensor(leaf)
     row = leaf.shape[1:]
-    return row.is_fully_defined() and row.num_elements() * leaf.dtype.size <= LARGEST_BYTES
+    return bool(row.is_fully_defined() and row.num_elements() * leaf.dtype.size <= LARGEST_BYTES)
 
 
-def _of_all(share: tf.Tensor, run: Method, leaf: object) -> object:
+def _of_all(share: tf.Tensor, run: Method, leaf: Nest) -> Nest:
     """Returns the rows of all replicas, or the mean of a scalar over them."""
     if not tf.is_tensor(leaf) or leaf.shape.rank == 0:
         return mean_over_replicas(leaf, tf.cast(share, tf.float64))

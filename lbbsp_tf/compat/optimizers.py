@@ -9,15 +9,16 @@ from weakref import WeakSet
 
 import keras
 import tensorflow as tf
+from keras.optimizers import Optimizer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
 from lbbsp_tf.compat.tracing import current_graph
 from lbbsp_tf.compat.values import Method, Nest, PerThread, patch
 
-Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+TensorLike: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+Gradient: TypeAlias = "TensorLike | None"
 Gradients: TypeAlias = "Sequence[Gradient]"
 Apply: TypeAlias = "Callable[[Gradients], None] | None"
-Optimizer = keras.optimizers.Optimizer
 
 _steps_in_progress: list[object] = []
 

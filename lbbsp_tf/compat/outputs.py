@@ -96,7 +96,7 @@ def _save_file(
         save(model, hidden, overwrite)
 
 
-def _save_checkpoint(save: Method, saver: TrackableSaver, file_prefix: str, **options: Any) -> str:
+def _save_checkpoint(save: Method, saver: TrackableSaver, file_prefix: str, **options: Any) -> Any:
     """Does the same for TensorFlow's checkpoints, the names of whose files begin with a prefix."""
     if not isinstance(file_prefix, str) or "://" in file_prefix:
         return save(saver, file_prefix, **options)

@@ -32,7 +32,7 @@ from tensorflow.python.ops import (
 from tensorflow.python.ops.gen_math_ops import select_v2
 
 from lbbsp_tf.compat.tracing import current_graph
-from lbbsp_tf.compat.values import Method, Nest, PerThread, replaced, wrapped
+from lbbsp_tf.compat.values import Method, Nest, PerThread, Place, replaced, wrapped
 
 _STATELESS = (
     "stateless_random_normal_v2",
@@ -135,7 +135,7 @@ def noise_alike(
             lambda last: sample(last, seed=(seed, 0), dtype=dtype), shape
         )
 
-    changed = [(gen_stateless_random_ops_v2, name, stateless) for name in _STATELESS]
+    changed: list[Place] = [(gen_stateless_random_ops_v2, name, stateless) for name in _STATELESS]
     for seed, (name, sample) in enumerate(_STATEFUL.items()):
         changed.append((gen_random_ops, name, partial(stateful, sample=sample, seed=seed)))
     changed.append((gen_random_ops, "random_shuffle", lambda _: _mixed))

@@ -50,7 +50,7 @@ def mean_over_replicas(logs: Nest, share: tf.Tensor) -> Nest:
     """
     context = tf.distribute.get_replica_context()
 
-    def mean(value: object) -> object:
+    def mean(value: Nest) -> Nest:
         if not (tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating):
             return value
         part = tf.where(share > 0, share * tf.cast(value, tf.float64), 0.0)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-from lbbsp_tf.compat.values import Method, Nest, PerThread, patch
+from lbbsp_tf.compat.values import Array, Method, Nest, PerThread, patch
 
 _CALLBACK_STATE: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: (
@@ -111,18 +111,19 @@ def restore_callbacks(
     stateful = list(_stateful(callbacks))
     if [kind for kind, _ in states] == [kind.__name__ for _, kind, _ in stateful]:
         for (callback, _, names), (_, values) in zip(stateful, states, strict=True):
-            for name in names if values is not None else ():  # None: it is left as it is
-                setattr(callback, name, values[name])
+            if values is not None:  # else it is left as it is
+                for name in names:
+                    setattr(callback, name, values[name])
 
 
 def is_mirrored(variable: keras.Variable) -> bool:
     """Returns whether the strategy keeps a variable equal on all replicas."""
     synchronization = getattr(variable.value, "synchronization", None)
-    return synchronization != tf.VariableSynchronization.ON_READ
+    return bool(synchronization != tf.VariableSynchronization.ON_READ)
 
 
 def assign_total(
-    strategy: tf.distribute.Strategy, variable: keras.Variable, value: np.ndarray, *, sends: bool
+    strategy: tf.distribute.Strategy, variable: keras.Variable, value: Array, *, sends: bool
 ) -> None:
     """Assigns a value that was read over all replicas; a sum, only where `sends` is true."""
     is_sum = getattr(variable.value, "aggregation", None) == tf.VariableAggregation.SUM

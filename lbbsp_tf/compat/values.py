@@ -11,9 +11,12 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 import keras
+import numpy.typing as npt
 import tensorflow as tf
 
-Nest: TypeAlias = object
+Array: TypeAlias = npt.NDArray[Any]
+
+Nest: TypeAlias = Any
 """A value, or a nest (tuple, list, dict) of values."""
 
 Method: TypeAlias = "Callable[..., Any]"

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from lbbsp_core.order import Indices
 from lbbsp_core.validate import require_fraction
-from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat import Array, Nest
 from lbbsp_tf.data.source import Source, as_type, spec_of
 
 _TEXT = (str, bytes, os.PathLike)
@@ -32,7 +32,7 @@ class Column(ABC):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def read(self, index: Indices) -> np.ndarray:
+    def read(self, index: Indices) -> Array:
         """Returns what `pack` needs for the samples `index`."""
         return index
 
@@ -55,7 +55,7 @@ class HostColumn(Column):
         self._refuse_missing()
         self.spec = spec_of(self._rows(np.zeros(1, np.int64)))
 
-    def read(self, index: Indices) -> np.ndarray:
+    def read(self, index: Indices) -> Array:
         """Returns the values of the samples `index`."""
         try:
             return as_type(self._rows(index), self.spec.dtype)
@@ -81,14 +81,14 @@ class HostColumn(Column):
         if is_objects and type(None) in set(map(type, array.flat)):
             raise _missing(self._name)
 
-    def _rows(self, index: Indices) -> np.ndarray:
+    def _rows(self, index: Indices) -> Array:
         if np.all(np.diff(index) == 1):
             return np.asarray(self._array[int(index[0]) : int(index[-1]) + 1])
         if isinstance(self._array, np.ndarray):
             return np.asarray(self._array[index])
         if type(self._array).__module__.startswith("h5py"):  # takes ascending indices only
             order = np.argsort(index)
-            rows = self._array[index[order]]
+            rows: Array = self._array[index[order]]
             return rows[np.argsort(order)]
         return np.stack([np.asarray(self._array[int(i)]) for i in index])
 
@@ -100,8 +100,9 @@ class FrameColumn(HostColumn):
         super().__init__(frame.to_frame() if frame.ndim == 1 else frame, name)
         self.in_memory = True
 
-    def _rows(self, index: Indices) -> np.ndarray:
-        return self._array.iloc[index].to_numpy()
+    def _rows(self, index: Indices) -> Array:
+        rows: Array = self._array.iloc[index].to_numpy()
+        return rows
 
     def _refuse_missing(self) -> None:
         for position, (name, kind) in enumerate(self._array.dtypes.items()):
@@ -167,17 +168,17 @@ class Arrays(Source):
             None if value is None else map_columns(name, value) for name, value in given.items()
         ]
         self.structure = keras.utils.pack_x_y_sample_weight(*packed)
-        self._columns = columns = tf.nest.flatten(self.structure)
-        self.specs = [each.spec for each in columns]
-        lengths = {len(each) for each in columns}
+        self._columns: list[Column] = tf.nest.flatten(self.structure)
+        self.specs = [each.spec for each in self._columns]
+        lengths = {len(each) for each in self._columns}
         if len(lengths) != 1:
             raise ValueError(
                 "x, y and sample_weight must have the same number of samples, got shapes "
-                f"{[each.shape for each in columns]}: a list of arrays is a list of inputs; for "
-                "samples of different length pass tf.ragged.constant(...)"
+                f"{[each.shape for each in self._columns]}: a list of arrays is a list of inputs; "
+                "for samples of different length pass tf.ragged.constant(...)"
             )
         (length,) = lengths
-        self.in_memory = all(each.in_memory for each in columns)
+        self.in_memory = all(each.in_memory for each in self._columns)
         self.num_samples = int(length * (1.0 - validation_split))
         self.validation_samples = length - self.num_samples
         if not self.num_samples:
@@ -194,7 +195,7 @@ class Arrays(Source):
         rest = tf.nest.map_structure(lambda each: each.tail(self.num_samples), self.structure)
         return rest if isinstance(rest, tuple) else (rest,)
 
-    def rows(self, index: Indices) -> list[np.ndarray]:
+    def rows(self, index: Indices) -> list[Array]:
         """Reads samples of each column."""
         return [each.read(index) for each in self._columns]
 

@@ -140,7 +140,7 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
     ) -> None:
         endless = tf.data.Dataset.from_tensors(pipeline.example).repeat()
         distributed = strategy.distribute_datasets_from_function(lambda context: endless)
-        vars(self).update(vars(distributed))
+        self.__dict__.update(vars(distributed))
         self._pipeline, self._feed = pipeline, feed
         self.map = lambda function: PlaceholderDataset(
             replace(pipeline, batch_maps=(*pipeline.batch_maps, function)), strategy, feed

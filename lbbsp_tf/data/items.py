@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.utils import PyDataset
 
 from lbbsp_core.order import Indices
-from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat import Array, Nest
 from lbbsp_tf.data.source import Draw, Fingerprints, Source, as_type, spec_of, string_bytes, type_of
 
 
@@ -48,7 +48,7 @@ class Items(Source):
             self.structure = tuple(self.specs)
             self.restore = self._crop
 
-    def rows(self, index: Indices) -> list[np.ndarray]:
+    def rows(self, index: Indices) -> list[Array]:
         """Returns leaves of samples, stacked; then their shapes, if these vary."""
         samples = list(zip(*map(self._leaves, self._get(index), index), strict=True))
         rows = [
@@ -69,7 +69,7 @@ class Items(Source):
             return [sample for part in self._pool.map(together, chunks) for sample in part]
         return list(self._pool.map(self._items.__getitem__, numbers))
 
-    def _leaves(self, item: Nest, number: int) -> list[np.ndarray]:
+    def _leaves(self, item: Nest, number: int) -> list[Array]:
         """Returns the leaves of a sample, in the data types of the first one."""
         try:
             sample = as_sample(item)
@@ -121,16 +121,14 @@ def _common_shape(shapes: set[tuple[int, ...]], any_length: bool) -> tuple[int |
     return tuple(each.pop() if len(each) == 1 else None for each in sizes)
 
 
-def _stacked(
-    leaves: Sequence[np.ndarray], index: Indices, shape: tuple[int | None, ...]
-) -> np.ndarray:
+def _stacked(leaves: Sequence[Array], index: Indices, shape: tuple[int | None, ...]) -> Array:
     """Stacks leaves; those of any length are padded to the longest by zeros or empty strings."""
     if None in shape:
         longest = np.max([leaf.shape for leaf in leaves], axis=0)
         padding = b"" if leaves[0].dtype == object else 0
         stacked = np.full([len(leaves), *longest], padding, leaves[0].dtype)
         for place, leaf in enumerate(leaves):
-            stacked[(place, *map(slice, leaf.shape), ...)] = leaf
+            stacked[place][tuple(map(slice, leaf.shape))] = leaf
         return stacked
     for number, leaf in zip(index, leaves, strict=True):
         if leaf.shape != shape:
@@ -163,7 +161,7 @@ class Batches(Source):
             )
         self._batches, self._size = batches, global_batch_size
         self._pass = -1
-        self.records = Fingerprints()
+        self.records: Fingerprints = Fingerprints()
         self.structure = first = as_batch(batches[0])
         last = as_batch(batches[number - 1]) if number > 1 else first
         self.specs = list(map(spec_of, tf.nest.flatten(first)))
@@ -179,7 +177,7 @@ class Batches(Source):
             for hook in ("on_epoch_begin", "on_epoch_end")
         )
 
-    def read(self, draw: Draw) -> list[np.ndarray]:
+    def read(self, draw: Draw) -> list[Array]:
         """Reads an item, and returns this worker's rows."""
         number = int(draw.samples[0]) // self._size
         batch = draw.once(partial(self._read_item, draw, number))
@@ -191,11 +189,11 @@ class Batches(Source):
                 f"item 0: convert the values to one type ({error})"
             ) from error
 
-    def rows(self, index: Indices) -> list[np.ndarray]:
+    def rows(self, index: Indices) -> list[Array]:
         """Returns rows of the first item, which is not read again."""
         return self._rows(self.structure, index)
 
-    def _rows(self, batch: Nest, samples: Indices) -> list[np.ndarray]:
+    def _rows(self, batch: Nest, samples: Indices) -> list[Array]:
         leaves = zip(tf.nest.flatten(batch), self.specs, strict=True)
         return [as_type(leaf[samples % self._size], spec.dtype) for leaf, spec in leaves]
 
@@ -251,7 +249,7 @@ def as_batch(value: Nest) -> Nest:
     return string_bytes(np.asarray(value))
 
 
-def _excerpt(leaf: np.ndarray) -> bytes:
+def _excerpt(leaf: Array) -> bytes:
     """Returns at most about a thousand values of each row, by which reads are compared."""
     rows = leaf.reshape(len(leaf), leaf.size // len(leaf))
     part = rows[:, :: max(1, rows.shape[1] // 1024)]

@@ -20,7 +20,7 @@ from lbbsp_core import GlobalOrder
 from lbbsp_core.order import Indices
 from lbbsp_core.runtime.exchange.digest import Digest, sampled
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat import Array, Nest
 
 _TOGETHER = 8
 """Number of samples that are read together to compare them: they may be large."""
@@ -79,10 +79,10 @@ class Source(ABC):
     """Fingerprints of what was read, if workers may read different data."""
 
     @abstractmethod
-    def rows(self, index: Indices) -> list[np.ndarray]:
+    def rows(self, index: Indices) -> list[Array]:
         """Reads samples: any of them, or only those of the first step if there are `records`."""
 
-    def read(self, draw: Draw) -> list[np.ndarray]:
+    def read(self, draw: Draw) -> list[Array]:
         """Reads this worker's samples of a step; called on threads of `tf.data`."""
         return self.rows(draw.samples)
 
@@ -127,7 +127,7 @@ def digests_of(samples: Nest) -> list[Digest]:
     return digests
 
 
-def _as_numbers(values: np.ndarray) -> np.ndarray:
+def _as_numbers(values: Array) -> Array:
     """Replaces texts by their hashes, and complex numbers by pairs."""
     if values.dtype.kind in "OSU":
         hashes = [zlib.crc32(each) for each in string_bytes(values).flat]
@@ -135,17 +135,17 @@ def _as_numbers(values: np.ndarray) -> np.ndarray:
     return values.view(values.real.dtype) if values.dtype.kind == "c" else values
 
 
-def type_of(values: np.ndarray) -> tf.DType:
+def type_of(values: Array) -> tf.DType:
     """Returns the type of TensorFlow for an array; raises a `TypeError` if there is none."""
     return tf.as_dtype(string_bytes(values).dtype.newbyteorder("="))
 
 
-def spec_of(rows: np.ndarray) -> tf.TensorSpec:
+def spec_of(rows: Array) -> tf.TensorSpec:
     """Returns the specification of a batch of any size; raises a `TypeError` if there is none."""
     return tf.TensorSpec([None, *rows.shape[1:]], type_of(rows))
 
 
-def as_type(values: np.ndarray, dtype: tf.DType) -> np.ndarray:
+def as_type(values: Array, dtype: tf.DType) -> Array:
     """Returns values that TensorFlow can take, in the data type of the first sample."""
     values = string_bytes(values)
     if dtype == tf.string and values.dtype != object:
@@ -153,12 +153,12 @@ def as_type(values: np.ndarray, dtype: tf.DType) -> np.ndarray:
     return values.astype(dtype.as_numpy_dtype, casting="same_kind", copy=False)
 
 
-def string_bytes(values: np.ndarray) -> np.ndarray:
+def string_bytes(values: Array) -> Array:
     """Encodes strings and paths as bytes; leaves numbers as they are."""
     if values.dtype.kind not in "OUST":
         return values
     encoded = np.empty(values.shape, object)
-    encoded.flat = [v if isinstance(v, bytes) else os.fsencode(v) for v in values.flat]
+    encoded.flat[:] = [v if isinstance(v, bytes) else os.fsencode(v) for v in values.flat]
     return encoded
 
 
@@ -231,7 +231,7 @@ class Plan:
         """Returns the batch of some samples of the running step, in a graph."""
         return self._source.pack(self._call(Plan._rows, [samples], self._source.specs))
 
-    def _rows(self, samples: Indices) -> list[np.ndarray]:
+    def _rows(self, samples: Indices) -> list[Array]:
         with self._lock:
             return self._source.rows(samples)
 
@@ -239,7 +239,7 @@ class Plan:
         self._session.use_order(self._order)
         return [np.int64(self._session.step)]
 
-    def _read(self, number: np.int64) -> list[np.ndarray]:
+    def _read(self, number: np.int64) -> list[Array]:
         step = int(number)
         place = divmod(self._session.step_of_order(step), self._order.steps_per_pass)
         samples = self._session.local_indices(step)
@@ -249,7 +249,7 @@ class Plan:
 
     def _call(
         self,
-        method: Callable[..., Sequence[np.ndarray]],
+        method: Callable[..., Sequence[Array | np.int64]],
         inputs: Sequence[tf.Tensor],
         specs: Sequence[tf.TensorSpec],
     ) -> list[tf.Tensor]:
@@ -258,7 +258,7 @@ class Plan:
         # process ends, with all data that it refers to. So it gets a weak reference.
         weak = weakref.ref(self)
 
-        def run(*arrays: np.ndarray) -> Sequence[np.ndarray]:
+        def run(*arrays: Array) -> Sequence[Array | np.int64]:
             plan = weak()
             if plan is None:
                 raise RuntimeError(
@@ -266,7 +266,7 @@ class Plan:
                 )
             return method(plan, *arrays)
 
-        tensors = tf.numpy_function(run, inputs, [spec.dtype for spec in specs])
+        tensors: list[tf.Tensor] = tf.numpy_function(run, inputs, [spec.dtype for spec in specs])
         for tensor, spec in zip(tensors, specs, strict=True):
             tensor.set_shape(spec.shape)
         return tensors

@@ -12,7 +12,7 @@ from tensorflow.python.framework import config
 
 from lbbsp_core.order import Indices
 from lbbsp_tf import compat
-from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat import Array, Nest
 from lbbsp_tf.data.mapping import unpacked
 from lbbsp_tf.data.source import Draw, Fingerprints, Source
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
@@ -101,20 +101,22 @@ class Stream(Source):
         self._size = global_batch_size
         self._batched = is_batched(dataset) if options.batched is None else options.batched
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-        if self._endless and (num_samples is not None or options.steps_per_epoch is None):
-            raise ValueError(
-                "the tf.data.Dataset is endless: pass steps_per_epoch= and no num_samples= to "
-                "balancer.dataset(...), or leave out repeat()"
-            )
         counted, is_certain = count_samples(dataset, self._batched)
         if self._endless:
+            if num_samples is not None or options.steps_per_epoch is None:
+                raise ValueError(
+                    "the tf.data.Dataset is endless: pass steps_per_epoch= and no num_samples= to "
+                    "balancer.dataset(...), or leave out repeat()"
+                )
             num_samples = options.steps_per_epoch * global_batch_size
-        elif num_samples is None and counted is None:
+        elif num_samples is None:
+            num_samples = counted
+        if num_samples is None:
             raise ValueError(
                 "the number of samples of the tf.data.Dataset is unknown: pass num_samples= to "
                 "balancer.dataset(...)"
             )
-        self.num_samples = counted if num_samples is None else num_samples
+        self.num_samples = num_samples
         self._is_counted = is_certain and counted == self.num_samples
         in_order = tf.data.Options()
         in_order.deterministic = True  # all workers must read the same order
@@ -122,7 +124,7 @@ class Stream(Source):
         in_order.experimental_optimization.inject_prefetch = False  # it opens the next pass early
         in_order.experimental_optimization.apply_default_optimizations = False
         self._dataset = dataset.with_options(in_order)
-        self.records = Fingerprints()
+        self.records: Fingerprints = Fingerprints()
         spec = tf.nest.flatten(dataset.element_spec)
         shapes = [each.shape[1:] if self._batched else each.shape for each in spec]
         # Then what a pass holds depends on all that was read before, and cannot be continued.
@@ -138,16 +140,16 @@ class Stream(Source):
         self._at: int | None = None  # step whose batch the reader gives next
         self._ahead: _Records | None = None  # read, but not given yet
 
-    def read(self, draw: Draw) -> list[np.ndarray]:
+    def read(self, draw: Draw) -> list[Array]:
         """Reads the records of a step, and returns this worker's rows."""
         with tf.device("/CPU:0"):
             return self._rows(draw.once(partial(self._read_batch, draw)), draw.samples)
 
-    def rows(self, index: Indices) -> list[np.ndarray]:
+    def rows(self, index: Indices) -> list[Array]:
         """Returns rows of the first global batch, which the first pass gives once more."""
         return self._rows(self._first, index)
 
-    def _rows(self, batch: Nest, samples: Indices) -> list[np.ndarray]:
+    def _rows(self, batch: Nest, samples: Indices) -> list[Array]:
         first, last = (int(each) % self._size for each in samples[[0, -1]])
         kept = tf.nest.map_structure(lambda leaf: slice_rows(leaf, first, last + 1), batch)
         return [leaf.numpy() for leaf in tf.nest.flatten(kept, expand_composites=True)]
@@ -261,8 +263,8 @@ def _count_batched(dataset: tf.data.Dataset, batches: int) -> tuple[int | None, 
     if int(dataset.cardinality()) != batches:
         return None, False
     if "Batch" in name:
-        counted = int(inputs[0].cardinality())
-        return (counted, True) if counted >= 0 else (None, False)
+        size = int(inputs[0].cardinality())
+        return (size, True) if size >= 0 else (None, False)
     found = {_count_batched(each, batches) for each in inputs}
     if len(found) != 1 or (len(inputs) > 1 and name != "_ZipDataset"):
         return None, False

@@ -23,7 +23,7 @@ from lbbsp_core.runtime.exchange.digest import Digest, check_samples
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
-from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat import Array, Nest
 from lbbsp_tf.data.source import digests_of
 from lbbsp_tf.exchange.collectives import MirroredCollectives, mirrored_collectives
 
@@ -107,7 +107,7 @@ def facts_of(model: keras.Model) -> dict[str, str]:
     }
 
 
-def weights_of(model: keras.Model) -> Iterator[np.ndarray]:
+def weights_of(model: keras.Model) -> Iterator[Array]:
     """Yields the weights that must be equal on all workers."""
     for variable in filter(compat.is_mirrored, model.trainable_variables):
         yield keras.ops.convert_to_numpy(variable)
@@ -167,7 +167,7 @@ def _described_code(code: CodeType) -> str:
     return f"{code.co_code.hex()} {code.co_names} {', '.join(constants)}"
 
 
-def _described(value: object) -> str:
+def _described(value: Nest) -> str:
     """Returns a text for a loss or an optimizer, without names and addresses."""
     if isinstance(value, Mapping):
         if value.get("class_name") == "__lambda__":  # its code names the file

@@ -73,8 +73,9 @@ class Comparison:
 
 
 def _norms(sketch: Sketch) -> npt.NDArray[np.float64]:
-    return np.abs(sketch[:, 2])
+    return abs(sketch[:, 2])
 
 
 def _differences(one: Sketch, other: Sketch) -> npt.NDArray[np.float64]:
-    return np.abs(one[:, :2] - other[:, :2]).max(axis=1)
+    largest: npt.NDArray[np.float64] = abs(one[:, :2] - other[:, :2]).max(axis=1)
+    return largest

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from lbbsp_tf import compat
-from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat import Array, Nest
 from lbbsp_tf.exactness.probe import (
     Probe,
     Sketch,
@@ -21,7 +21,7 @@ from lbbsp_tf.exactness.probe import (
 )
 from lbbsp_tf.rows import Batch, concatenate_rows, count_rows, first_leaf, slice_rows
 
-Value = TypeVar("Value", float, np.ndarray)
+Value = TypeVar("Value", float, Array)
 
 _NOISY, _AS_IT_IS, _SCALED = -3, -2, -1  # what a step does when none of its switches is on
 _LARGE = 1e8
@@ -71,7 +71,7 @@ class Split(NamedTuple):
         """Returns the mean of values of the parts, by their samples."""
         return (self.cut * first + (self.rows - self.cut) * second) / self.rows
 
-    def values(self, name: str) -> np.ndarray:
+    def values(self, name: str) -> Array:
         """Returns the scalars or targets of the whole, and of both parts, in rows."""
         return np.array([getattr(each, name) for each in (self.whole, self.first, self.second)])
 
@@ -83,7 +83,7 @@ class Split(NamedTuple):
         """Returns whether the gradients of an `apply` are others than zeros, but no samples'."""
         first, second = self.first.sketches[call], self.second.sketches[call]
         whole = self.whole.sketches[call]
-        return whole.any() and np.array_equal(first, whole) and np.array_equal(second, whole)
+        return bool(whole.any()) and np.array_equal(first, whole) and np.array_equal(second, whole)
 
     @property
     def is_finite(self) -> bool:
@@ -229,5 +229,5 @@ class Trials:
         return concatenate_rows(tensor, *rotated)
 
     def _try(self, switch: int, begin: int, end: int) -> Trial:
-        found, written = self._probe.run(begin, end, switch)
-        return Trial(*found, written)
+        (sketches, scalars, targets), written = self._probe.run(begin, end, switch)
+        return Trial(sketches, scalars, targets, written)

@@ -49,7 +49,7 @@ class MirroredCollectives:
         with compat.explained_by_variables():
             return [unpack(row) for row in self.sum(slots)]
 
-    def broadcast(self, array: np.ndarray) -> np.ndarray:
+    def broadcast(self, array: compat.Array) -> compat.Array:
         """Returns the array of the first process, bit by bit; all pass arrays of the same type."""
         data = array.tobytes()
         halves = np.frombuffer(data + b"\0" * (len(data) % 2), np.uint16)
@@ -57,10 +57,11 @@ class MirroredCollectives:
         received = self.sum(slots[None]).astype(np.uint16).tobytes()[: len(data)]
         return np.frombuffer(received, array.dtype).reshape(array.shape)
 
-    def sum(self, array: np.ndarray) -> np.ndarray:
+    def sum(self, array: compat.Array) -> compat.Array:
         """Sums a matrix of float32 over the processes."""
         with current_activity().during(Activity.MEETING):
-            return compat.local(self._strategy, self._sum(tf.constant(array))).numpy()
+            sums: compat.Array = compat.local(self._strategy, self._sum(tf.constant(array))).numpy()
+            return sums
 
     def _sum_over_workers(self, slots: tf.Tensor) -> tf.Tensor:
         def replica(slots: tf.Tensor) -> tf.Tensor:
@@ -138,7 +139,7 @@ class ReplicaSessions(list[WorkerSession]):
         """Returns the state of all replicas of the job; see `WorkerSession.save_state`."""
         return self.leader.save_state(self[1:])
 
-    def load_state(self, state: Json, arrays: Arrays) -> None:
+    def load_state(self, state: Json, arrays: Mapping[str, compat.Array]) -> None:
         """Continues from a saved state; see `WorkerSession.load_state`."""
         for session in self:
             session.load_state(state, arrays)

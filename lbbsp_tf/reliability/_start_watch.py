@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     rank, addresses, seconds = map(json.loads, arguments[:3])
     mark = arguments[3]
     own = f"localhost:{addresses[rank].rpartition(':')[2]}"
-    report_at, parent, suspended = None, os.getppid(), 0
+    report_at, parent, suspended = 0.0, os.getppid(), 0  # 0: workers were not missing yet
     if not mark:
         probe(own, rank)  # the program of a failed attempt before this one then ends
     try:
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> None:
                 )
                 return
             missing = [each for each, answer in answers.items() if answer is None]
-            if missing and report_at is None:
+            if missing and not report_at:
                 report_at = time.monotonic() + seconds
                 if mark:
                     open(mark, "w", encoding="utf-8").close()

@@ -132,9 +132,9 @@ def _all_beat(workers: int) -> bool:
 
 def _has_started() -> bool:
     """Returns whether this worker has met the others, in the constructor of a strategy."""
-    module = sys.modules.get("tensorflow.python.eager.context")
-    if not hasattr(module, "context"):
+    find = getattr(sys.modules.get("tensorflow.python.eager.context"), "context", None)
+    if find is None:
         return False  # it is still being imported
-    context = module.context()
+    context = find()
     initialized = getattr(context, "_initialized", True)
     return bool(initialized and context.coordination_service is not None)

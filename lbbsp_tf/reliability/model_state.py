@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import keras
 import numpy as np
@@ -80,7 +81,7 @@ class ModelState:
     def read(self, *, copy: bool) -> tuple[Json, Arrays]:
         """Returns the state, if `copy`; a collective: statistics are averaged over replicas."""
         numbers = {id(variable): i for i, variable in enumerate(self._model.variables)}
-        trained = []
+        trained: list[Json] = []
         for optimizer in optimizers_of(self._model):
             known = getattr(optimizer, "_trainable_variables", None) or []
             trained.append([numbers[id(each)] for each in known if id(each) in numbers])
@@ -93,7 +94,7 @@ class ModelState:
                         arrays[f"{group}/{i}"] = value
         return {"trained": trained}, arrays
 
-    def restore(self, state: Json, arrays: Arrays) -> None:
+    def restore(self, state: Any, arrays: Mapping[str, compat.Array]) -> None:
         """Restores weights and optimizers; call it before the step is traced."""
         self.restore_weights(arrays)
         variables = self._model.variables
@@ -105,19 +106,19 @@ class ModelState:
             for variable, value in _pairs(f"optimizer {i}", optimizer.variables, arrays):
                 variable.assign(value)
 
-    def restore_weights(self, arrays: Arrays) -> None:
+    def restore_weights(self, arrays: Mapping[str, compat.Array]) -> None:
         """Restores the weights only."""
         for variable, value in _pairs("model", self._model.variables, arrays):
             variable.assign(value)
 
-    def restore_in_epoch(self, arrays: Arrays) -> None:
+    def restore_in_epoch(self, arrays: Mapping[str, compat.Array]) -> None:
         """Restores metrics, after Keras has reset them, and the global random state."""
         if _group(arrays, "metrics"):
             for variable, value in _pairs("metrics", self._model.metrics_variables, arrays):
                 compat.assign_total(self._strategy, variable, value, sends=self._rank == 0)
         self.restore_random(arrays)
 
-    def restore_random(self, arrays: Arrays) -> None:
+    def restore_random(self, arrays: Mapping[str, compat.Array]) -> None:
         """Restores Keras's global random state, where one was saved."""
         for value in _group(arrays, "random"):
             with self._strategy.scope():
@@ -148,8 +149,8 @@ def _raw_variables(value: object, outside: tuple[int, ...] = ()) -> Iterator[tf.
 
 
 def _pairs(
-    group: str, variables: Sequence[keras.Variable], arrays: Arrays
-) -> Iterator[tuple[keras.Variable, np.ndarray]]:
+    group: str, variables: Sequence[keras.Variable], arrays: Mapping[str, compat.Array]
+) -> Iterator[tuple[keras.Variable, compat.Array]]:
     """Returns the variables of a group with their saved values, if these have the same shapes."""
     saved = _group(arrays, group)
     before, now = [each.shape for each in saved], [tuple(each.shape) for each in variables]
@@ -162,7 +163,7 @@ def _pairs(
     return zip(variables, saved, strict=True)
 
 
-def _group(arrays: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
+def _group(arrays: Mapping[str, compat.Array], name: str) -> list[compat.Array]:
     """Returns the arrays of a group, in the order in which they were read."""
     count = sum(each.startswith(f"{name}/") for each in arrays)
     return [arrays[f"{name}/{i}"] for i in range(count)]
@@ -197,7 +198,7 @@ def _shared(
     found: Checkpoint | None, problem: str | None, collectives: MirroredCollectives
 ) -> tuple[Checkpoint | None, str | None]:
     arrays, types = plain_arrays(dict(found.arrays) if found else {})
-    header = {
+    header: dict[str, Any] = {
         "problem": problem,
         "found": found and [found.step, dict(found.facts), found.state],
         "types": types,

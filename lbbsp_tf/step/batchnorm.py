@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 import keras
+from keras.layers import BatchNormalization
 
-BatchNormalization = keras.layers.BatchNormalization
 LayerOrModel = TypeVar("LayerOrModel", bound=keras.layers.Layer)
 
 

@@ -14,17 +14,17 @@ from lbbsp_core.resources.host import Host
 from lbbsp_core.runtime.exchange.buckets import MEASURED_BYTES, Transfer, choose_bytes
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_tf import compat
-from lbbsp_tf.compat import Gradient
+from lbbsp_tf.compat import TensorLike
 from lbbsp_tf.exchange.collectives import MirroredCollectives
 
 _TRIALS: Final = 3
 
 
-def bytes_of(gradient: Gradient) -> int:
+def bytes_of(gradient: TensorLike) -> int:
     """Returns the bytes of a gradient; 0 if it is sparse, because its rows are not known yet."""
     if isinstance(gradient, tf.IndexedSlices):
         return 0
-    return (gradient.shape.num_elements() or 0) * gradient.dtype.size
+    return int((gradient.shape.num_elements() or 0) * gradient.dtype.size)
 
 
 def measured_bytes(

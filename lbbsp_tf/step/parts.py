@@ -18,7 +18,7 @@ import tensorflow as tf
 from lbbsp_core.order import Indices
 from lbbsp_core.runtime.extensions.work_sharing import StepClaims, WorkSharing
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_tf.compat import Gradient, Gradients, Nest, attributes_kept, replaced, without_outputs
+from lbbsp_tf.compat import Gradients, Nest, TensorLike, attributes_kept, replaced, without_outputs
 from lbbsp_tf.compat.random import Noise, noise_of
 from lbbsp_tf.data.dataset import Pipeline
 from lbbsp_tf.exchange.claims import Counters
@@ -144,7 +144,7 @@ class PartStep(ReplicaStep):
             yield
 
 
-def _plus(total: Gradient, gradient: Gradient) -> Gradient:
+def _plus(total: TensorLike, gradient: TensorLike) -> TensorLike:
     if isinstance(total, tf.IndexedSlices):
         values = tf.concat([total.values, gradient.values], 0)
         indices = tf.concat([total.indices, gradient.indices], 0)
@@ -152,7 +152,7 @@ def _plus(total: Gradient, gradient: Gradient) -> Gradient:
     return total + tf.convert_to_tensor(gradient)
 
 
-def _shape(gradient: Gradient) -> Nest:
+def _shape(gradient: TensorLike) -> Nest:
     """Returns the shape that sums of gradients keep: sparse ones grow by the rows of each part."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient.shape

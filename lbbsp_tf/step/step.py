@@ -21,7 +21,7 @@ import tensorflow as tf
 from lbbsp_core.runtime.exchange.buckets import in_buckets
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
-from lbbsp_tf.compat import Apply, Gradient, Gradients, Method, Nest, replaced
+from lbbsp_tf.compat import Apply, Gradient, Gradients, Method, Nest, TensorLike, replaced
 from lbbsp_tf.compat.metrics import whole_batches
 from lbbsp_tf.compat.random import Noise, noise_of
 from lbbsp_tf.rows import count_rows, first_leaf
@@ -136,8 +136,8 @@ class ReplicaStep:
             grads = self._reduce(grads)
         self.applied += 1
         self._has_sums |= apply is None
-        if self._keep or apply:
-            (self._keep or apply)(grads)
+        if take := self._keep or apply:
+            take(grads)
         return grads if apply else [_underivable(g) for g in grads]
 
     def _scalar(self, value: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, Nest]:
@@ -172,7 +172,7 @@ class ReplicaStep:
 
     def _reduce(self, grads: Gradients) -> Gradients:
         """Sums gradients over workers; the first call in a step includes the exchange."""
-        present = [g for g in grads if g is not None]
+        present: Gradients = [g for g in grads if g is not None]
         if not present:
             return grads
         exchanges = not (self._has_exchanged or self._keep)
@@ -229,15 +229,15 @@ class ReplicaStep:
                 return original(op, value, options)
             return keras.tree.pack_sequence_as(value, timed(*map(tf.convert_to_tensor, flat)))
 
-        @tf.custom_gradient
-        def timed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        def forward(*tensors: tf.Tensor) -> tuple[Gradients, Callable[..., Gradients]]:
             self._has_sums_of_layers = True
             return self._collective(tensors), lambda *dy: self._sum_of_losses(timed, dy)
 
+        timed = tf.custom_gradient(forward)
         with replaced(context, "all_reduce", all_reduce):
             yield
 
-    def _sum_of_losses(self, summed: Method, gradients: Gradients) -> Gradients:
+    def _sum_of_losses(self, summed: Callable[..., Gradients], gradients: Gradients) -> Gradients:
         """Sums the gradients of all workers' targets with respect to a sum over workers.
 
         Each mean counts with its worker's share. This worker's share is divided out again, because
@@ -251,10 +251,10 @@ class ReplicaStep:
         return [_scaled(g, 1.0 / self._share) for g in found]
 
 
-def _all_reduce(tensors: Gradients) -> list[Gradient]:
+def _all_reduce(tensors: Sequence[TensorLike]) -> list[TensorLike]:
     """Sums tensors over workers, one dtype at a time, because TensorFlow concatenates them."""
     context = tf.distribute.get_replica_context()
-    summed: dict[int, Gradient] = {}
+    summed: dict[int, TensorLike] = {}
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         alike = {i: t for i, t in enumerate(tensors) if t.dtype == dtype}
         sums = type(context).all_reduce(context, tf.distribute.ReduceOp.SUM, [*alike.values()])

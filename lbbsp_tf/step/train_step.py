@@ -80,7 +80,7 @@ def _check_is_plain(function: Callable[[Nest], Nest], name: str) -> None:
 
 def _names_of_losses(model: keras.Model) -> str:
     losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    names = [getattr(loss, "name", None) or getattr(loss, "__name__", str(loss)) for loss in losses]
+    names = [getattr(loss, "name", "") or getattr(loss, "__name__", str(loss)) for loss in losses]
     return ", ".join(names) or "compute_loss"
 
 
