@@ -47,6 +47,7 @@ class BalancedFit(keras.callbacks.Callback):
         self._train_functions: dict[Parts | None, Callable[..., Nest]] = {}
         self._traced_for: tuple[object, ...] = ()
         self._in_fit = self._in_step = False
+        self._callbacks: keras.callbacks.CallbackList | None = None
 
     def set_model(self, model: keras.Model) -> None:
         """Takes the model of the fit, unless it belongs to Keras 2."""
@@ -59,18 +60,16 @@ class BalancedFit(keras.callbacks.Callback):
         self._training.user = self
         running = compat.running_callbacks()
         checks.check_callbacks(running, BalancedFit)
-        order = self._input.order
-        if not self.active and order is None:
-            if self._checkpoints:
-                raise checks.not_fed_by_balancer()
-            return  # a single worker with the user's own data
         if self.active:
             checks.check_model(self.model, self.strategy)
             compat.take_whole_batches(self.model)
-            # Under this strategy `fit` has already built the model for its data.
-            if self._input.announced is None:
+        order = self._input.order
+        # Under a strategy of several replicas `fit` has already built the model for its data.
+        if order is None or (self.active and self._input.announced is None):
+            if self.active or self._checkpoints:
                 raise checks.not_fed_by_balancer()
-        checks.check_steps(self.params.get("steps"), order and order.steps_per_epoch)
+            return  # a single worker with the user's own data
+        checks.check_steps(self.params.get("steps"), order.steps_per_epoch)
         if self.active:
             own = {"epochs": self.params["epochs"], "logs": int(self._adds_figures)}
             facts = {**own, **agreement.facts_of(self.model)}
@@ -79,9 +78,9 @@ class BalancedFit(keras.callbacks.Callback):
             self._add_figures()
         else:
             self._input.begin_alone()
-            compat.require_targets(self.model, self._input.latest.batches.element_spec)
+            compat.require_targets(self.model, self._input.pipeline.batches.element_spec)
             if self._checkpoints:
-                compat.build(self.model, self._input.latest.example)
+                compat.build(self.model, self._input.pipeline.example)
         if self.active or self._checkpoints:
             # Keras calls it in this event already, after all others.
             running[:] = [each for each in running if not isinstance(each, _AfterOthers)]
@@ -95,7 +94,7 @@ class BalancedFit(keras.callbacks.Callback):
                 self._training.begin_epoch()
             return
         self._in_fit = True
-        resumes = bool(self._checkpoints) and self._checkpoints.resumes
+        resumes = self._checkpoints is not None and self._checkpoints.resumes
         if self.active:
             self._training.begin_first_epoch(epoch, resumes=resumes)
             self._session.extensions[Recording].plan(epochs=self.params["epochs"] - epoch)
@@ -181,7 +180,8 @@ class BalancedFit(keras.callbacks.Callback):
         own, step = model.train_function, self._step
         with compat.replaced(model, "train_step", step), compat.replaced(step, "parts", parts):
             model.make_train_function(force=True)
-            function, model.train_function = model.train_function, own
+            function: Callable[..., Nest] = model.train_function
+            model.train_function = own
             if len(self._training.sharing.ways_to_step) > 1 and not model.run_eagerly:
                 tf.function(function, autograph=False).get_concrete_function(iterator)
         return function

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.extensions.settings import Settings
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_tf import compat
-from lbbsp_tf.compat import Nest
+from lbbsp_tf.compat import Array, Nest
 from lbbsp_tf.data.dataset import PlaceholderDataset
 from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.training import Training
@@ -57,8 +56,8 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
 
         Raises:
             DisagreementError: Learning rates or weights of workers differ.
-            ValueError: The epoch before was left in its middle, or another loop or a fit of the
-                balancer has begun since.
+            ValueError: The loop is closed, the epoch before was left in its middle, or another loop
+                or a fit of the balancer has begun since.
         """
         if self._is_left:
             raise ValueError(
@@ -83,7 +82,7 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
             self._run = tf.function(run, autograph=False)
         else:
             training.begin_epoch()
-        for _ in range(self._leader.order.steps_per_epoch):
+        for _ in range(training.input.pipeline.order.steps_per_epoch):
             if self._leader.stopping:
                 return
             self._check_user()
@@ -99,17 +98,20 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
 
     def close(self) -> None:
         """Ends the training; call it after the last epoch, or use the loop as a context."""
-        if self._active and self._training.user is self:
-            self._training.end()
+        if self._training.user is self:
+            self._training.user = None
+            if self._active:
+                self._training.end()
 
     def _check_user(self) -> None:
         if self._training.user is not self:
             raise ValueError(
-                "another loop or a fit of this balancer has begun, which ends this one: use a "
-                "LoadBalancer for each of several loops that run in turns"
+                "the loop was closed, or another loop or a fit of this balancer has begun, which "
+                "ends it: call balancer.loop(...) again, or use a LoadBalancer for each of several "
+                "loops that run in turns"
             )
 
-    def _weights(self) -> Iterator[np.ndarray]:
+    def _weights(self) -> Iterator[Array]:
         return (variable.numpy() for variable in self._shared() if variable.trainable)
 
     def _learning_rates(self) -> Settings:

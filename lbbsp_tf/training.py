@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.exchange import handshake
@@ -64,7 +63,7 @@ class Training:
     def begin(
         self,
         facts: Facts,
-        weights: Callable[[], Iterable[np.ndarray]],
+        weights: Callable[[], Iterable[compat.Array]],
         settings: Callable[[], Settings] | None = None,
     ) -> None:
         """Starts the sessions for the announced data set; a collective.
@@ -76,7 +75,7 @@ class Training:
         self.input.begin_fit()
         self.sessions.close()  # a failed fit does not close its session
         spec = self.input.pipeline.batches.element_spec
-        alike = {
+        alike: Facts = {
             "shapes and types of the data": str(spec),
             "bytes_per_pack of CommunicationOptions": compat.bytes_per_pack(self.strategy),
             "tf.config.run_functions_eagerly": int(tf.config.functions_run_eagerly()),
@@ -103,7 +102,7 @@ class Training:
             train_step = replace(train_step, function=of_all)
         weighting = Weighting.chosen(self._weight_by) or self._prove(train_step)
         self._known_traces: int | None = None
-        hosts = [peer.identity.host for peer in self._leader.peers]
+        hosts = [peer.identity.host for peer in self._leader.peers or ()]
         self._step = BalancedStep(
             train_step,
             self.sessions,
@@ -142,7 +141,7 @@ class Training:
             self._samples = samples
         if self._settings:
             leader.extensions[SettingsComparison].compare(self._settings, _REMEDY)
-            is_last = (leader.step + 1) % leader.order.steps_per_epoch == 0
+            is_last = (leader.step + 1) % self.input.pipeline.order.steps_per_epoch == 0
         leader.extensions[WeightComparison].compare(self._weights, now=is_last)
         for session in self.sessions:
             session.begin_step()
@@ -171,10 +170,10 @@ class Training:
     def _prove(self, train_step: TrainStep) -> Weighting:
         batch, by_tokens = self.input.pipeline.first_samples(SAMPLES), self._weight_by == "mask"
         found = prove(train_step, self.strategy, batch, by_tokens=by_tokens)
-        refused = isinstance(found, Refusal)
+        problem = found.problem if isinstance(found, Refusal) else None
         # Processors round differently, and so may the figures in the reasons to refuse.
-        if self._leader.any_worker(not refused):
-            outcome = f"refused ({found.problem})" if refused else repr(found)
+        if self._leader.any_worker(problem is None):
+            outcome = repr(found) if problem is None else f"refused ({problem})"
             handshake.compare(self._leader.collectives, {"weighting of the loss": outcome})
         if isinstance(found, Refusal):
             raise ValueError(
@@ -186,9 +185,9 @@ class Training:
 
     def _compare_with_one_process(self) -> None:
         """Compares a weighted step on unequal batches with the whole batch in one process."""
-        leader, train_step = self._leader, self._step.train_step
-        sizes = uneven_sizes(leader.order.size(0), leader.workers)
-        batch = self.input.pipeline.first_samples(sum(sizes))
+        leader, train_step, pipeline = self._leader, self._step.train_step, self.input.pipeline
+        sizes = uneven_sizes(pipeline.order.size(0), leader.workers)
+        batch = pipeline.first_samples(sum(sizes))
         self.verified_error = error = largest_error(
             self.strategy, train_step.function, self._step.weighted, batch, sizes
         )

@@ -42,13 +42,20 @@ class TrainingInput:
         self._session = sessions.leader
         self._strategy = strategy
         self.announced: Pipeline | None = None  # the one that Keras has built the model for
-        self.pipeline: Pipeline | None = None
+        self._running: Pipeline | None = None  # that of the fit
         self.latest: Pipeline | None = None
         self._drawn: Sequence[Pipeline] = []
         self.iterators: list[BatchIterator] = []  # the same for data sets of one structure
         self._may_iterate = False
         self._first = self._end = 0  # step of the fit; step after the epoch that is being drawn
         self._wait = InputWait()
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Pipeline of the fit, from its beginning to its end."""
+        if self._running is None:
+            raise RuntimeError("no fit or loop is running")
+        return self._running
 
     @property
     def order(self) -> GlobalOrder | None:
@@ -96,17 +103,17 @@ class TrainingInput:
 
     def begin_fit(self) -> None:
         """Prepares the session for the announced data set; call it when the training begins."""
-        pipeline, self.announced = self.announced, None
-        self.pipeline = self.latest = pipeline
+        self._running, self.announced = self.announced, None
+        self.latest = pipeline = self.pipeline
         for session in self._sessions:
             session.use_order(pipeline.order)
-            session.use_lag(1 + pipeline.options.prefetch)
+            session.use_lag(1 + (pipeline.options.prefetch or 0))
         self._may_iterate = True
         self._wait = InputWait()
 
     def begin_alone(self) -> None:
         """Begins the fit of a single worker, which draws from the latest data set, if any."""
-        self.pipeline = self.latest
+        self._running = self.latest
 
     def compare_samples(self) -> None:
         """Compares some samples with those of the other workers; a collective.
@@ -127,10 +134,10 @@ class TrainingInput:
 
     def check_iteration(self, pipeline: Pipeline) -> None:
         """Allows one iteration of the announced data set, that of a fit that has begun."""
-        if self._may_iterate and pipeline is self.pipeline:
+        if self._may_iterate and pipeline is self._running:
             self._may_iterate = False
             return
-        if self.pipeline is not None:
+        if self._running is not None:
             raise ValueError(
                 "validation_data must be arrays or a tf.data.Dataset: only the training step can "
                 "draw from balancer.dataset(...)"
@@ -176,7 +183,7 @@ class TrainingInput:
 
     def end_fit(self) -> None:
         """Releases the data."""
-        pipeline, self.pipeline = self.pipeline, None
+        pipeline, self._running = self._running, None
         self.announced, self._may_iterate = None, False
         self._stop_drawing()
         if pipeline is not None:

@@ -653,7 +653,8 @@ def test_samples_that_rarely_change_are_not_compared(changes, monkeypatch):
     compares = Mock(side_effect=disagrees)
     monkeypatch.setattr("lbbsp_tf.data.feed.check_samples", compares)
     feed._session.any_worker = bool
-    feed.pipeline = SimpleNamespace(source=Items(Rare(range(64))))
+    feed.latest = SimpleNamespace(source=Items(Rare(range(64))))
+    feed.begin_alone()
     with nullcontext() if changes else pytest.raises(DisagreementError):
         feed.compare_samples()
     compares.assert_called_once()
