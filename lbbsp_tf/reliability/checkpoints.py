@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -62,6 +62,11 @@ class Place(NamedTuple):
     finished: bool = False  # before its last epoch, because a callback stopped the fit
 
 
+def _state_of(found: Checkpoint) -> dict[str, Any]:
+    """Returns the parts of a state, see `_STATE`; none if it was not written here."""
+    return found.state if isinstance(found.state, dict) else {}
+
+
 class Checkpoints:
     """Checkpoints of one balancer: those that it writes, and the one from which it continues."""
 
@@ -88,7 +93,7 @@ class Checkpoints:
         self._found: Checkpoint | None = None  # of this fit or a later one
         self._resumed: Checkpoint | None = None
         self._place = Place(-1, 0, 0)
-        self._fits: list[dict[str, Json]] = []
+        self._fits: list[dict[str, Any]] = []
         self._initial_epoch: int | None = None
         self._said: set[str] = set()
 
@@ -114,7 +119,7 @@ class Checkpoints:
         self._epochs = compat.latest_epochs()
         self._facts = {**self._session.facts(), **self._state.facts()}
         self._place = Place(self._place.fit + 1, 0, 0)
-        settings: Json = self._state.settings()
+        settings = self._state.settings()
         if self._fits:  # only those of the running fit are read
             self._fits[-1].pop("settings")
         self._fits.append({"facts": self._facts, "history": None, "settings": settings})
@@ -138,7 +143,7 @@ class Checkpoints:
         self.schedule.open(alone=True)
         if self._found is None:
             return
-        place = Place(*self._found.state["place"])
+        place = Place(*_state_of(self._found)["place"])
         if place.fit > self._place.fit:
             self._skip(self._found, place.fit, epochs)
         else:
@@ -162,7 +167,7 @@ class Checkpoints:
             return
         found, self._resumed = self._resumed, None
         if batch:
-            self._state.restore(found.state["model"], found.arrays)
+            self._state.restore(_state_of(found)["model"], found.arrays)
             self._state.restore_in_epoch(found.arrays)
             compat.start_at_batch(self._epochs, batch)
         else:
@@ -213,12 +218,13 @@ class Checkpoints:
         found = newest_checkpoint(self._folder)
         if found is None:
             return None
-        if not isinstance(found.state, dict) or found.state.keys() != _STATE:
+        state = _state_of(found)
+        if state.keys() != _STATE:
             raise ValueError(
                 f"the checkpoint in {self._folder} was not written by LoadBalancer: choose "
                 "another folder"
             )
-        if Place(*found.state["place"]).fit == self._place.fit:
+        if Place(*state["place"]).fit == self._place.fit:
             check_same_job(self._folder, found.facts, self._facts)
         return found
 
@@ -228,7 +234,7 @@ class Checkpoints:
         It must be the one that came before, and of the model whose weights are in the checkpoint.
         """
         fit = self._place.fit
-        before = found.state["fits"][fit]
+        before = _state_of(found)["fits"][fit]
         check_same_job(self._folder, before["facts"], self._facts)
         saved, here = (
             {name: each for name, each in facts.items() if name.startswith("variable ")}
@@ -250,12 +256,13 @@ class Checkpoints:
 
     def _resume(self, found: Checkpoint, place: Place, epochs: int) -> None:
         """Restores all that Keras does not reset before the first epoch."""
-        self._state.restore(found.state["model"], found.arrays)
-        self._sessions.load_state(found.state["session"], found.arrays)
+        state = _state_of(found)
+        self._state.restore(state["model"], found.arrays)
+        self._sessions.load_state(state["session"], found.arrays)
         self._sessions.exclude_step()
-        seen = from_json(found.state["callbacks"], found.arrays, {})
+        seen = from_json(state["callbacks"], found.arrays, {})
         compat.restore_callbacks(self._callbacks, seen)
-        before = found.state["fits"][place.fit]
+        before = state["fits"][place.fit]
         self._restore_history(before)
         if self._session.rank == 0:
             here = self._fits[-1]["settings"]
