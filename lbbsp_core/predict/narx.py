@@ -20,6 +20,9 @@ SCALES = (0.3, 0.1, 0.03, 0.01)
 LAGS = 2 + len(SCALES)
 """Number of inputs computed from speeds; the inputs from drivers follow them."""
 
+_ONE_THREAD = 1 << 17
+"""Multiplications in a product that BLAS does not share between threads (OpenBLAS: 2^18)."""
+
 
 class NarxState(NamedTuple):
     """State of `Narx`: the training window, the weights and the running inputs.
@@ -242,12 +245,11 @@ class Narx:
         trust = self.forgetting_factor ** np.arange(count - 1, -1, -1.0) * (
             limit / np.maximum(size, limit)
         )
-        root = np.sqrt(trust)
-        jacobian = self._jacobian(weights, z, tanh, tanh0)
-        jacobian *= root[:, None]
-        normal = jacobian.T @ jacobian
-        normal.flat[:: len(weights) + 1] += decay + state.damping
-        slope = (residual * root) @ jacobian - decay * weights
+        equations = np.column_stack([self._jacobian(weights, z, tanh, tanh0), residual])
+        equations *= np.sqrt(trust)[:, None]
+        products = _gram(equations)
+        normal, slope = products[:-1, :-1], products[:-1, -1] - decay * weights
+        np.fill_diagonal(normal, normal.diagonal() + decay + state.damping)
         new = weights + dposv(normal, slope)[1]
         error = target - self._forward(new, z)[0]
         loss = trust @ residual**2 + decay @ weights**2
@@ -294,10 +296,10 @@ class Narx:
     def _forward(self, weights: Array, z: Array) -> tuple[Array, Array, Array]:
         """Returns the outputs, ``(iterations,)``, and tanh of the units and of their biases."""
         inputs, units = z.shape[1], self.hidden
-        hidden = weights[inputs : inputs * (units + 1)].reshape(units, inputs)
         bias, out = weights[inputs * (units + 1) :].reshape(2, units)
-        tanh, tanh0 = np.tanh(z @ hidden.T + bias), np.tanh(bias)
-        return z @ weights[:inputs] + (tanh - tanh0) @ out, tanh, tanh0
+        paths = z @ weights[: inputs * (units + 1)].reshape(units + 1, inputs).T
+        tanh, tanh0 = np.tanh(paths[:, 1:] + bias), np.tanh(bias)
+        return paths[:, 0] + (tanh - tanh0) @ out, tanh, tanh0
 
     def _jacobian(self, weights: Array, z: Array, tanh: Array, tanh0: Array) -> Array:
         """Returns the derivatives of the outputs, shape ``(iterations, len(weights))``."""
@@ -314,6 +316,20 @@ class Narx:
         )
         jacobian[:, size - units :] = tanh - tanh0
         return jacobian
+
+
+def _gram(rows: Array) -> Array:
+    """Returns ``rows.T @ rows``, of blocks so small that BLAS computes each on this thread alone.
+
+    It would share a larger product with a thread on every core, and those of OpenBLAS then spin for
+    0.1 s (OpenMathLib/OpenBLAS#5171): longer than a short step takes, on cores that training needs.
+    """
+    height = max(1, _ONE_THREAD // rows.shape[1] ** 2)
+    products = np.zeros((rows.shape[1],) * 2)
+    for first in range(0, len(rows), height):
+        block = rows[first : first + height]
+        products += block.T @ block
+    return products
 
 
 def _standardised(inputs: Array, center: Array, scale: Array) -> Array:

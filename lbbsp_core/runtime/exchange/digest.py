@@ -123,11 +123,13 @@ def _project(array: Array) -> tuple[float, float]:
     flat = np.asarray(array).reshape(-1)
     if flat.dtype not in (np.float32, np.float64):
         flat = flat.astype(np.float64 if flat.dtype.kind in "iub" else np.float32)
-    tile = _tile(flat.dtype.name)
     whole = len(flat) // _TILE * _TILE
-    sums = (flat[:whole].reshape(-1, _TILE) @ tile).astype(np.float64)
-    rest = float(flat[whole:] @ tile[: len(flat) - whole])
-    return float(sums @ np.resize(_tile("float64")[::-1], len(sums))) + rest, float(flat @ flat)
+    rows, rest, tile = flat[:whole].reshape(-1, _TILE), flat[whole:], _tile(flat.dtype.name)
+    # By einsum: BLAS would wake a thread on every core, see `_gram` of `lbbsp_core.predict.narx`.
+    sums = np.einsum("ij,j->i", rows, tile) * np.resize(_tile("float64")[::-1], len(rows))
+    squares = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
+    projection = float(sums.sum()) + float(rest @ tile[: len(rest)])
+    return projection, float(squares.sum()) + float(rest @ rest)
 
 
 @functools.cache
