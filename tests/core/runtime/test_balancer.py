@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -210,6 +211,25 @@ def test_drivers_are_learned_with_the_step_that_they_were_known_before() -> None
 
 
 # Shape
+
+
+def test_forecasts_are_the_same_whenever_a_predictor_trains() -> None:
+    """In a job it trains while messages are exchanged, in the simulator when it next learns."""
+
+    def at_once(function):
+        done = Future()
+        done.set_result(function())
+        return done
+
+    beside, later = (Balancer(rank=0, workers=1, global_batch_size=16) for _ in range(2))
+    random = np.random.default_rng(3)
+    for number in range(40):
+        busy, excluded = random.uniform(0.1, 0.3), number % 3 == 2
+        messages = [each.report(busy, excluded=excluded) for each in (beside, later)]
+        assert messages[0] == messages[1], number
+        beside.train(at_once)
+        for balancer in (beside, later):
+            balancer.receive(messages[:1], busy)
 
 
 def test_an_overhead_is_learned_and_makes_the_plan_exact() -> None:
