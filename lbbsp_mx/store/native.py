@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import mxnet as mx
@@ -84,13 +84,11 @@ class Runtime:
             lambda: self._transport,
             liveness.scheduler_answers,
             env.silence_seconds(),
-            lambda: "" if self._board is None else self._board.explain(),
+            self._explain,
         )
         self._name = "this worker"  # until its number is known, for which MXNet asks its library
         self._watching = Watch(watch.look, lambda: self._name)
-        self._board: KeyBoard | None = None
-        self._heartbeat: Heartbeat | None = None
-        self._end_key: int | None = None
+        self._exchange: _Exchange | None = None
 
     def native(self, kind: str | mx.kv.KVStore, start_seconds: float) -> mx.kv.KVStore:
         """Returns a native store; a process has only one distributed store.
@@ -103,7 +101,7 @@ class Runtime:
             return kind
         if kind in IN_ONE_PROCESS:
             return mx.kv.create(kind)
-        if self.distributed is None:
+        if (store := self.distributed) is None:
             message = (
                 f"the cluster of {cluster.describe()} has not started within {start_seconds:g} s: "
                 "start the scheduler, all servers and all workers, each once, and check that they "
@@ -111,18 +109,18 @@ class Runtime:
             )
             self._watching.start()
             with self.watchdog.deadline(start_seconds, message), marks.waiting():
-                self._adopt(mx.kv.create(kind))
-        if kind_of(self.distributed.type) != kind:
+                store = self._adopt(mx.kv.create(kind))
+        if kind_of(store.type) != kind:
             raise ValueError(
-                f"this process already has a store {self.distributed.type!r}, and MXNet cannot "
+                f"this process already has a store {store.type!r}, and MXNet cannot "
                 f"create a second one: use the first one instead of {kind!r}"
             )
-        return self.distributed
+        return store
 
     def compress(self) -> None:
         """Ends this package's own exchanges, since MXNet compresses everything that is pushed."""
-        self.compresses, self._end_key = True, None
-        self._stop_heartbeat()
+        self.compresses = True
+        self._end_exchange()
 
     def waiting(self, seconds: float, what: str, owner: str) -> AbstractContextManager[None]:
         """Ends the process if the wait inside the context takes longer than `seconds`.
@@ -163,48 +161,40 @@ class Runtime:
                 "because its scheduler watches over them: set LBBSP_SILENCE_SECONDS in the "
                 "environment of all processes"
             )
-        if self._heartbeat is not None:
-            self._heartbeat.use_times(math.inf, options.limit_seconds)
+        if self._exchange is not None:
+            self._exchange.heartbeat.use_times(math.inf, options.limit_seconds)
 
-    def _adopt(self, native: mx.kv.KVStore) -> None:
+    def _adopt(self, native: mx.kv.KVStore) -> mx.kv.KVStore:
         """Lives and ends with a distributed store from now on; a collective."""
         self.distributed, self._name = native, f"worker {native.rank}"
-        self._transport = liveness.Nodes(native.handle)
-        on_exit(self._leave)
-        compat.guard_profiler(self._quiet)
+        self._transport = transport = liveness.Nodes(native.handle)
+        on_exit(partial(self._leave, native))
+        compat.guard_profiler(partial(self._quiet, transport))
         # Watches over the scheduler, which in turn watches over all other processes.
         self._watching.start()
         native._barrier()
         if kind_of(native.type) in DISTRIBUTED and native.num_workers > 1:
-            self._begin_heartbeat(native)
+            self._exchange = _Exchange(native, self.numbers, self.lock, self.activity)
+        return native
 
     @contextmanager
-    def _quiet(self) -> Iterator[None]:
+    def _quiet(self, transport: liveness.Nodes) -> Iterator[None]:
         """Keeps the threads of this package out of MXNet's library."""
         background_thread().start(lambda: None).result()  # after the barrier of the last step
-        board = nullcontext() if self._board is None else self._board.using()
-        with board, self._transport.lock:  # last: meanwhile nothing watches over the scheduler
+        board = self._exchange.board.using() if self._exchange else nullcontext()
+        with board, transport.lock:  # last: meanwhile nothing watches over the scheduler
             yield
 
-    def _begin_heartbeat(self, native: mx.kv.KVStore) -> None:
-        """Starts to exchange with the other workers what each of them does; a collective."""
-        self._end_key = next(self.numbers)
-        native.init(self._end_key, mx.nd.zeros(1))
-        keys = [next(self.numbers) for _ in range(native.num_workers)]
-        self._board = KeyBoard(native, keys, self.lock)
-        self._heartbeat = Heartbeat(
-            self._board, native.rank, native.num_workers, self.activity,
-            silence_seconds=math.inf,  # the scheduler knows better
-            tail_seconds=_TAIL_SECONDS, apart_seconds=_TAIL_SECONDS, left_remedy=_LEFT_REMEDY,
-        )  # fmt: skip
-        self._heartbeat.start()
+    def _explain(self) -> str:
+        exchange = self._exchange  # which another thread may end
+        return exchange.board.explain() if exchange else ""
 
-    def _stop_heartbeat(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-            self._board.close()
+    def _end_exchange(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close()
 
-    def _leave(self) -> None:
+    def _leave(self, native: mx.kv.KVStore) -> None:
         """Leaves the cluster together with all workers.
 
         MXNet itself leaves when Python frees the store. This is too late: its threads still run
@@ -215,28 +205,56 @@ class Runtime:
         with self.watchdog.deadline(LEAVE_SECONDS, message):
             mx.nd.waitall()  # the others do not need this worker any more, unless they continue
             self.activity.enter(Activity.LEAVING)
-            self._meet_at_end()
-            self.distributed._barrier()
-        self._stop_heartbeat()
+            if self._exchange is not None:
+                self._exchange.meet_at_end()
+            native._barrier()
+        self._end_exchange()
         self._watching.stop()
         self._watching.join()
         message = f"the servers have not ended within {_SHUTDOWN_SECONDS:g} s: exiting"
         with self.watchdog.deadline(_SHUTDOWN_SECONDS, message):
-            self.distributed.__del__()
-            self.distributed.handle = None  # freed: Python must not free it again
+            native.__del__()
+            native.handle = None  # freed: Python must not free it again
 
-    def _meet_at_end(self) -> None:
+
+class _Exchange:
+    """What workers exchange beside their training: what each of them does; a collective."""
+
+    def __init__(
+        self,
+        native: mx.kv.KVStore,
+        numbers: Iterator[int],
+        lock: AbstractContextManager[object],
+        activity: CurrentActivity,
+    ) -> None:
+        self._native, self._lock = native, lock
+        self._end_key = next(numbers)
+        native.init(self._end_key, mx.nd.zeros(1))
+        keys = [next(numbers) for _ in range(native.num_workers)]
+        self.board = KeyBoard(native, keys, lock)
+        self.heartbeat = Heartbeat(
+            self.board, native.rank, native.num_workers, activity,
+            silence_seconds=math.inf,  # the scheduler knows better
+            tail_seconds=_TAIL_SECONDS, apart_seconds=_TAIL_SECONDS, left_remedy=_LEFT_REMEDY,
+        )  # fmt: skip
+        self.heartbeat.start()
+
+    def close(self) -> None:
+        """Stops it."""
+        self.heartbeat.stop()
+        self.board.close()
+
+    def meet_at_end(self) -> None:
         """Waits until all workers have reached their end.
 
         MXNet counts who waits at a barrier, not at which one: a worker that leaves too early would
         let others pass one of their training, and fail in places without a meaning. The sum of a
         key is complete when all workers have pushed it.
         """
-        if self._end_key is not None:
-            array = mx.nd.zeros(1)
-            with self.lock:
-                self.distributed.pushpull(self._end_key, array)
-            array.wait_to_read()
+        array = mx.nd.zeros(1)
+        with self._lock:
+            self._native.pushpull(self._end_key, array)
+        array.wait_to_read()
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ from lbbsp_core.runtime.reliability.liveness import Watch
 from lbbsp_mx import compat, server
 from lbbsp_mx.reliability import liveness
 from lbbsp_mx.reliability.liveness import Nodes, NodesWatch, SchedulerWatch, node_names
-from lbbsp_mx.store.native import runtime
+from lbbsp_mx.store.native import Runtime, runtime
 
 NAMES = node_names(workers=2, servers=1)
 ONE = ("10.0.0.1", 1)
@@ -300,6 +300,14 @@ def test_a_wrong_limit_is_refused(monkeypatch, text):
 # --- MXNet's profiler, which aborts the process if it starts within a call of another thread ------
 
 
+def test_compression_ends_the_board_which_then_blames_no_server():
+    process, board = Runtime(), SimpleNamespace(explain=lambda: "a parameter server has not ...")
+    process._exchange = SimpleNamespace(board=board, close=lambda: None)
+    assert process._explain() == "a parameter server has not ..."
+    process.compress()
+    assert process._explain() == ""
+
+
 def test_the_profiler_and_a_look_wait_for_each_other(monkeypatch):
     nodes, looked = Nodes(None), []
 
@@ -308,10 +316,9 @@ def test_the_profiler_and_a_look_wait_for_each_other(monkeypatch):
         return 0
 
     monkeypatch.setattr(liveness, "_LIB", SimpleNamespace(MXKVStoreGetNumDeadNode=count))
-    monkeypatch.setattr(runtime(), "_transport", nodes)
     assert not nodes.is_ready()
     assert looked == [True]
-    with runtime()._quiet():
+    with runtime()._quiet(nodes):
         assert nodes.lock.locked()
 
 
