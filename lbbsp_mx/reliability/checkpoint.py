@@ -187,7 +187,8 @@ class Checkpoints:
         arrays = states.parameter_arrays(self._trainer._params) if with_parameters else {}
         arrays |= {_SESSION + name: each for name, each in session_arrays.items()}
         arrays |= {_OPTIMIZER + name: each for name, each in optimizer_arrays.items()}
-        state: Json = {"session": session_state, "optimizer": optimizer, "given": self._given}
+        given: Json = {**self._given}
+        state: Json = {"session": session_state, "optimizer": optimizer, "given": given}
         return Checkpoint(self._session.step, self._facts(), state, arrays)
 
     def _restore(self, where: str | Path, found: Checkpoint) -> None:
@@ -208,8 +209,8 @@ class Checkpoints:
             states.restore_parameters(params, weights)  # gluon may drop its store and optimizer
             self._trainer._send_known()
         restore()
-        if self._session.rank == 0:
-            warn_of_changes(state.get("given", {}), self._given, lambda _: _FROM_CHECKPOINT)
+        if self._session.rank == 0 and isinstance(given := state.get("given"), dict):
+            warn_of_changes(given, self._given, lambda _: _FROM_CHECKPOINT)
         if has_session:
             self._session.load_state(state["session"], _named(arrays, _SESSION))
         is_unchecked = has_session and self._session.order is None

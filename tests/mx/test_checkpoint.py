@@ -15,7 +15,11 @@ from mxnet.gluon.contrib.estimator import EpochEnd, Estimator
 from waits import until
 
 import lbbsp_mx
-from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
+from lbbsp_core.runtime.checkpoint.checkpoint import (
+    newest_checkpoint,
+    read_checkpoint,
+    write_file,
+)
 from lbbsp_core.runtime.reliability import preemption
 from lbbsp_mx.reliability.states import optimizer_state, read_optimizer
 from lbbsp_mx.store.native import runtime
@@ -330,6 +334,19 @@ def test_torn_states_are_refused_and_an_interrupted_write_keeps_the_old_ones(tmp
         file.write_bytes(torn)
         with pytest.raises(ValueError, match="is damaged or no checkpoint"):
             it.load_states(file)
+
+
+def test_settings_in_a_file_that_are_no_settings_do_not_stop_a_load_half_way(tmp_path):
+    net = network()
+    it, sampler = trainer(net)
+    epoch(it, net, sampler, 2)
+    it.save_states(tmp_path / "states")
+    saved = read_checkpoint(tmp_path / "states")
+    saved.state["given"] = ["the optimizer"]
+    write_file(tmp_path / "states", saved)
+    again, _ = trainer(network())
+    again.load_states(tmp_path / "states")
+    assert again._session.step == 2
 
 
 class Bomb:

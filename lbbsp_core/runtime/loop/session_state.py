@@ -85,7 +85,7 @@ def _flat(attributes: Mapping[str, object], path: str = "") -> Iterator[tuple[st
 
 
 def warn_of_changes(
-    saved: Mapping[str, str], here: Mapping[str, str], which: Callable[[str], str]
+    saved: Mapping[str, object], here: Mapping[str, str], which: Callable[[str], str]
 ) -> None:
     """Warns of each setting with which a training now begins otherwise than in a checkpoint.
 
