@@ -7,10 +7,13 @@ and in rounding, because sums are computed in a different order.
 
 from __future__ import annotations
 
+from typing import Any
+
 import lbbsp_mx  # before mxnet: restores the names that mxnet needs in NumPy
 
 import mxnet as mx  # isort: skip
 import numpy as np
+import numpy.typing as npt
 from mxnet import autograd, gluon
 
 from lbbsp_core.demo.digits import GLOBAL_BATCH_SIZE, SEED, digits, parse, repeated, save
@@ -22,11 +25,10 @@ def main() -> None:
     training, held_out = digits()
     data = repeated(training, arguments.steps)
     net = build()
-    sgd = ("sgd", {"learning_rate": 0.1, "momentum": 0.9})
-    options = {"policy": arguments.policy, "record": arguments.run_dir}
     trainer = lbbsp_mx.Trainer(
-        net.collect_params(), *sgd, global_batch_size=GLOBAL_BATCH_SIZE, **options
-    )
+        net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9},
+        global_batch_size=GLOBAL_BATCH_SIZE, policy=arguments.policy, record=arguments.run_dir,
+    )  # fmt: skip
     loader = gluon.data.DataLoader(
         gluon.data.ArrayDataset(channels_first(data.x), data.y.astype(np.float32)),
         batch_sampler=trainer.batch_sampler(len(data.y), seed=SEED),
@@ -43,7 +45,7 @@ def main() -> None:
         save(arguments.run_dir / "final.npz", logits, held_out, weights)
 
 
-def channels_first(images: np.ndarray) -> np.ndarray:
+def channels_first(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Returns images in the layout of MXNet's convolutions, channels first."""
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import mxnet as mx
 
-Array = mx.nd.NDArray
-
 
 class Fence:
     """Waits until the operations that are queued on some arrays now have finished.
@@ -28,24 +26,24 @@ class Fence:
     """
 
     def __init__(self) -> None:
-        self._arrays: list[Array] = []
-        self._copies: list[tuple[mx.nd.CachedOp, list[Array]]] = []
+        self._arrays: list[mx.nd.NDArray] = []
+        self._copies: list[tuple[mx.nd.CachedOp, list[mx.nd.NDArray]]] = []
 
-    def record(self, arrays: Sequence[Array]) -> Callable[[], None]:
+    def record(self, arrays: Sequence[mx.nd.NDArray]) -> Callable[[], None]:
         """Returns a function that waits for the current values of the arrays.
 
         It must be called before the next call of `record`, which reuses the copies.
         """
         if list(map(id, arrays)) != list(map(id, self._arrays)):
             self._arrays = list(arrays)  # keeps them alive, so that their ids stay unique
-            kinds: dict[object, list[Array]] = defaultdict(list)
+            kinds: dict[object, list[mx.nd.NDArray]] = defaultdict(list)
             for array in arrays:  # an operator takes arrays of one device and dtype only
                 kinds[array.context, array.dtype].append(array)
             self._copies = [(_first_elements(kind), kind) for kind in kinds.values()]
         return partial(wait_for, [copy(*kind) for copy, kind in self._copies])
 
 
-def _first_elements(arrays: Sequence[Array]) -> mx.nd.CachedOp:
+def _first_elements(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.CachedOp:
     """Creates an operator that stacks the first elements of arrays like these.
 
     It takes none of the memory that operators share, as a sum would: MXNet would let all others
@@ -59,13 +57,13 @@ def _first_elements(arrays: Sequence[Array]) -> mx.nd.CachedOp:
     return mx.nd.CachedOp(elements, [("static_alloc", True), ("static_shape", True)])
 
 
-def first_element(array: Array) -> Array:
+def first_element(array: mx.nd.NDArray) -> mx.nd.NDArray:
     """Queues a copy of one element, which is complete when the array has its current value."""
     array = array.as_nd_ndarray()
     return array.slice(begin=(0,) * array.ndim, end=(1,) * array.ndim)
 
 
-def arrays_in(values: Any) -> Iterator[Array]:
+def arrays_in(values: Any) -> Iterator[mx.nd.NDArray]:
     """Yields the arrays in a nested list."""
     if hasattr(values, "wait_to_read"):
         yield values

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import mxnet as mx
 import numpy as np
+import numpy.typing as npt
 from mxnet import gluon
 
 from lbbsp_core.runtime.exchange.handshake import Devices, cpu, gpu
@@ -141,7 +142,7 @@ def keep_whole(params: Iterable[gluon.Parameter]) -> None:
 
 
 def _whole_arrays(param: gluon.Parameter) -> Arrays:
-    return param._check_and_get(param._data, list)
+    return list(param._check_and_get(param._data, list))
 
 
 def exchange_whole(
@@ -155,7 +156,7 @@ def exchange_whole(
         put_rows(array, values.as_in_context(array.context), rows)
 
 
-def put_rows(array: mx.nd.NDArray, values: Any, rows: np.ndarray) -> None:
+def put_rows(array: mx.nd.NDArray, values: Any, rows: npt.NDArray[Any]) -> None:
     """Replaces a row-sparse array by rows with these numbers."""
     like = {"shape": array.shape, "ctx": array.context, "dtype": array.dtype}
     mx.nd.sparse.row_sparse_array((values, rows), **like).copyto(array)

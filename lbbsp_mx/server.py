@@ -39,7 +39,6 @@ def serve() -> NoReturn:
     watching.start()
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
-    @prototype
     def control(command: int, body: bytes, _: object) -> None:
         try:
             if command == _OPTIMIZER:
@@ -49,7 +48,7 @@ def serve() -> NoReturn:
         except BaseException:  # MXNet would ignore it, and the workers would keep waiting
             end_now(1, traceback.format_exc())
 
-    check_call(_LIB.MXKVStoreRunServer(store.handle, control, None))
+    check_call(_LIB.MXKVStoreRunServer(store.handle, prototype(control), None))
     watching.stop()
     watching.join()
     end_now(0)

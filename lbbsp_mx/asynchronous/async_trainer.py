@@ -99,6 +99,8 @@ class AsyncTrainer(OwnTrainer):
         trainer.finish()              # waits for the other workers, and reads the final model
     """
 
+    _session: AsyncSession
+
     def __init__(
         self,
         params: Parameters,
@@ -126,7 +128,7 @@ class AsyncTrainer(OwnTrainer):
             _refuse_layers_in_step(params)
         runtime().use_options(chosen)
         super().__init__(params, optimizer, optimizer_params, None, None, False)
-        self._updaters = []
+        self._updaters: list[mx.optimizer.Updater] = []
         self._draws, self._steps, self._shares = Draws(), 0, bool(share_work)
         self._sampler: StreamSampler | None = None  # of the running iteration over the data, which
         self._first = self._limit = 0  # draws samples from this position on, and before this one
@@ -400,14 +402,16 @@ class _Servers:
     def read_answers(self) -> Table:
         """Pulls the table of answers."""
         self._native.pull(self.keys.questions, out=self._answers)
-        return self._answers.asnumpy()
+        answers: Table = self._answers.asnumpy()
+        return answers
 
     def exchange_log(self, table: Table) -> Table:
         """Pushes a request for the log, and pulls the answer."""
         lines = mx.nd.array(table)
         self._native.push(self.keys.log, lines)
         self._native.pull(self.keys.log, out=lines)
-        return lines.asnumpy()
+        answer: Table = lines.asnumpy()
+        return answer
 
     def push_gradients(self, *, to_sum: bool) -> None:
         """Pushes this worker's new gradients, and waits until the servers have received them."""

@@ -84,7 +84,7 @@ class PlannedIter(mx.io.DataIter):
         self._sampler = sampler
         self._batch(*first)  # describes batches of one sample
         self._iterator: Iterator[Batch] | None = None
-        self._current: DataBatch | None = None
+        self._current: Batch | None = None
 
     def __len__(self) -> int:
         """Returns the number of batches of an epoch: `accumulate` times that of its steps."""
@@ -101,8 +101,8 @@ class PlannedIter(mx.io.DataIter):
             StopIteration: The epoch has ended; `reset` lets the next one begin.
         """
         self._iterator = self._iterator or self._epoch()
-        self._current = self._batch(*next(self._iterator))
-        return self._current
+        self._current = next(self._iterator)
+        return self._batch(*self._current)
 
     def iter_next(self) -> bool:
         """Moves to the next batch; returns whether there is one."""
@@ -114,17 +114,17 @@ class PlannedIter(mx.io.DataIter):
 
     def getdata(self) -> list[mx.nd.NDArray]:
         """Returns the data of the current batch."""
-        return self._of_current().data
+        return self._of_current()[0]
 
     def getlabel(self) -> list[mx.nd.NDArray]:
         """Returns the labels of the current batch."""
-        return self._of_current().label
+        return self._of_current()[1]
 
     def getpad(self) -> int:
         """Returns 0, because no batch is padded."""
         return 0
 
-    def _of_current(self) -> DataBatch:
+    def _of_current(self) -> Batch:
         if self._current is None:
             raise ValueError("there is no current batch: call next or iter_next first")
         return self._current
@@ -175,7 +175,7 @@ def _take(array: Any, indices: Sequence[int], axis: int) -> mx.nd.NDArray:
         where = mx.nd.array(indices, dtype="int64", ctx=array.context)
         return mx.nd.take(array, where, axis=axis)
     rows, places = np.unique(indices, return_inverse=True)  # h5py reads ascending rows only
-    read = array[(*[slice(None)] * axis, rows.tolist())]
+    read = array[(slice(None),) * axis + (rows.tolist(),)]
     return mx.nd.array(np.take(read, places, axis))
 
 

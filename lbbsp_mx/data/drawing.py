@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import mxnet as mx
 import numpy as np
+import numpy.typing as npt
 
 from lbbsp_core.order import Indices
 from lbbsp_core.runtime.exchange.digest import Digest, check_samples
@@ -116,10 +117,10 @@ def _items(sampler: Iterable[object]) -> list[object]:
             "gluon.data.Sampler or a list"
         )
     items = list(islice(sampler, len(sampler) + 1))
-    if getattr(sampler, "_prev", None):  # gluon's BatchSampler
+    if rest := getattr(sampler, "_prev", None):  # gluon's BatchSampler
         raise ValueError(
             "epochs of a sampler must have the same length, and last_batch='rollover' moves "
-            f"{len(sampler._prev)} samples into the next one: let it be 'keep' or 'discard'"
+            f"{len(rest)} samples into the next one: let it be 'keep' or 'discard'"
         )
     if len(items) != len(sampler):
         raise ValueError(
@@ -216,7 +217,7 @@ def _digests(data: Sequence[Any]) -> list[Digest]:
         np.random.set_state(states[1])
 
 
-def _arrays(sample: Any) -> Iterator[np.ndarray]:
+def _arrays(sample: Any) -> Iterator[npt.NDArray[Any]]:
     """Yields the arrays of a sample; raises TypeError if a part of it is no number."""
     if isinstance(sample, (tuple, list)):
         for each in sample:

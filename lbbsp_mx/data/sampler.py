@@ -243,7 +243,7 @@ def make_sampler(
         return CompanionSampler(session, beside, SampleStream(num_samples, seed, shuffle))
     drawer = None
     if sampler is None:
-        made = session.make_order(
+        made: Order = session.make_order(
             num_samples, seed, shuffle=shuffle, drop_last=drop_last, work=work
         )
     elif seed is not None or not shuffle:
@@ -253,8 +253,8 @@ def make_sampler(
         )
     else:
         drawer = EpochDrawer(session, sampler, num_samples)
+        drawer.order.work = None if work is None else Work(work, num_samples)
         made = drawer.order
-        made.work = None if work is None else Work(work, num_samples)
     session.use_order(made)
     return BatchSampler(session, made, draws, drawer)
 

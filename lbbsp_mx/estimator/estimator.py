@@ -18,8 +18,8 @@ from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.validate import require_path
 from lbbsp_mx import compat
+from lbbsp_mx.parameters import learning
 from lbbsp_mx.reliability.agreement import ends_epoch
-from lbbsp_mx.trainer.stages import learning
 from lbbsp_mx.trainer.trainer import Trainer
 
 logger = logging.getLogger("lbbsp.mx")
@@ -83,25 +83,25 @@ class LoadBalancingHandler(
                 f"the estimator's trainer must be an lbbsp_mx.Trainer, got {kind.__module__}."
                 f"{kind.__name__}: pass Estimator(..., trainer=lbbsp_mx.Trainer(...))"
             )
-        checkpoints = estimator.trainer._checkpoints
-        first = self._checkpoint is not None and not checkpoints.regular
-        if first and checkpoints.resume(self._checkpoint, self._every):
+        checkpoints, session = estimator.trainer._checkpoints, estimator.trainer._session
+        folder = None if checkpoints.regular else self._checkpoint
+        if folder is not None and checkpoints.resume(folder, self._every):
             _leave_out_what_is_done(estimator)
         checkpoints.schedule.open()
-        self.ends.begin(estimator.trainer._session)
-        recording = estimator.trainer._session.extensions[Recording]
+        self.ends.begin(session)
+        recording = session.extensions[Recording]
         recording.plan(epochs=estimator.max_epoch, steps=estimator.max_batch)
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Writes the last checkpoint and metrics; SIGTERM then ends the process at once."""
-        self.ends.end()
+        self.ends.end(estimator.trainer._session)
         estimator.trainer._checkpoints.schedule.end()
         estimator.trainer._session.flush()
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Excludes the first step, because it may follow a validation."""
         self._batches = 0
-        self.ends.epoch_begin()
+        self.ends.epoch_begin(estimator.trainer._session)
         estimator.trainer.exclude_step()
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
@@ -163,14 +163,13 @@ class EpochEnds(event.EpochEnd):
     priority = -999  # between gluon's ValidationHandler and the handlers that read metrics
 
     def __init__(self) -> None:
-        self._session: PipelinedSession | None = None
         self._has_ended = self._stops = False  # this epoch; the fit, by another worker
         self._shown: list[tuple[EvalMetric, Values, Values]] = []
         self.writers: list[event.CheckpointHandler] = []  # handlers of the fit that write files
 
     def begin(self, session: PipelinedSession) -> None:
         """Begins a fit; a collective. In folders that are those of worker 0, it alone writes."""
-        self._session, self._has_ended, self._stops = session, False, False
+        self._has_ended = self._stops = False
         folders = [str(Path(each.model_dir).resolve()) for each in self.writers]
         session.finish_barrier()
         rows = session.collectives.all_gather([crc32(repr(folders).encode())])
@@ -178,19 +177,19 @@ class EpochEnds(event.EpochEnd):
             for each in self.writers:
                 each._save_symbol = each._save_params_and_trainer = lambda *_: None
 
-    def epoch_begin(self) -> None:
+    def epoch_begin(self, session: PipelinedSession) -> None:
         """Restores this worker's own sums, and skips the epoch if another worker ends the fit."""
         while self._shown:
             metric, local, shown = self._shown.pop()
             if _read(metric) == shown:
                 _write(metric, local)
-        if self._agrees(False):
+        if self._agrees(session, False):
             self._stops = True
-            self._session.skip_epoch()
+            session.skip_epoch()
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
         """Sums the metrics over workers; returns whether another worker has ended the fit."""
-        session = self._session
+        session: PipelinedSession = estimator.trainer._session
         # Where the order's epoch has ended, it has on all workers.
         is_end = session.workers > 1 and ends_epoch(session, session.step - 1)
         self._has_ended = is_end and not self._stops
@@ -204,14 +203,14 @@ class EpochEnds(event.EpochEnd):
                 _write(metric, row)
         return self._stops
 
-    def end(self) -> None:
+    def end(self, session: PipelinedSession) -> None:
         """Tells the other workers that the fit ends."""
-        self._agrees(True)
+        self._agrees(session, True)
 
-    def _agrees(self, ends: bool) -> bool:
+    def _agrees(self, session: PipelinedSession, ends: bool) -> bool:
         """Tells the others after an epoch whether this worker ends; returns whether any does."""
         has_ended, self._has_ended = self._has_ended, False
-        return has_ended and self._session.any_worker(ends)
+        return has_ended and session.any_worker(ends)
 
 
 @functools.cache

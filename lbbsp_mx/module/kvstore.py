@@ -19,8 +19,8 @@ from lbbsp_mx.data.sampler import Draws, make_sampler
 from lbbsp_mx.module import module_data
 from lbbsp_mx.module.pushes import NO_OPTIMIZER, BalancedIter, ModuleSteps
 from lbbsp_mx.parameters import devices_of_module
-from lbbsp_mx.store.kvstore import GLUON_NAME, KINDS, NAME, SharedStore
-from lbbsp_mx.store.native import ALIASES, ASYNCHRONOUS, runtime
+from lbbsp_mx.store.kvstore import GLUON_NAME, KINDS, SharedStore
+from lbbsp_mx.store.native import ALIASES, ASYNCHRONOUS, NAME, runtime
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeAlias
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +14,7 @@ from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.validate import require_integer
 from lbbsp_mx.data.data_iter import ARRAY_PARAMS, Columns, array_iter
 
-Source = mx.io.NDArrayIter | gluon.data.Dataset
+Source: TypeAlias = "mx.io.NDArrayIter | gluon.data.Dataset"
 
 
 def check_arguments(data: object, label: Columns, iter_params: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ class Samples(Sequence[Any]):
         self._arrays = [array for _, array in source.data + source.label]
 
     def __len__(self) -> int:
-        return min(array.shape[self._axis] for array in self._arrays)
+        return min(int(array.shape[self._axis]) for array in self._arrays)
 
     def __getitem__(self, number: Any) -> list[Any]:
         where = (slice(None),) * self._axis + (number,)
@@ -108,7 +108,7 @@ def _restored_iter(source: mx.io.NDArrayIter, collectives: Collectives) -> mx.io
     if collectives.workers > 1:
         seen = blake2b(digest_size=6)
         for array in (each for part in parts for each in part.values()):
-            seen.update(np.ascontiguousarray(array.asnumpy()))
+            seen.update(np.ascontiguousarray(array.asnumpy()).data)
         digests = collectives.all_gather([int.from_bytes(seen.digest(), "big")])
         if any(each != digests[0] for each in digests):
             raise _not_restorable("workers have different arrays after it is undone")

@@ -211,8 +211,8 @@ class ModuleSteps(PushedSteps):
             return
         self._has_ended = True
         # Nothing is written to these arrays later in the step.
-        newest = (list(arrays.values()) for arrays in (self._computed, self._pulled))
-        self.session.end_step(*(partial(wait_for, arrays) for arrays in newest))
+        computed, pulled = list(self._computed.values()), list(self._pulled.values())
+        self.session.end_step(partial(wait_for, computed), partial(wait_for, pulled))
 
 
 class BalancedIter(PlannedIter):

@@ -48,7 +48,7 @@ REMEDY: Final = (
 _DRAW, _STEP, _BROADCAST = range(3)
 _CALLS = ("draws its first batch", "makes its first step", "calls broadcast_parameters")
 
-_VARYING = {"self", "kwargs", "learning_rate", "rescale_grad", "param_idx2name", "begin_num_update"}
+_VARYING = {"kwargs", "learning_rate", "rescale_grad", "param_idx2name", "begin_num_update"}
 
 
 class _Row(NamedTuple):
@@ -308,7 +308,7 @@ def _wait_for_readers(params: Iterable[gluon.Parameter]) -> None:
 
 def _hyperparameters(optimizer: mx.optimizer.Optimizer) -> list[str]:
     """Returns the names of the optimizer's arguments, which it keeps under the same names."""
-    signatures = (inspect.signature(kind.__init__) for kind in type(optimizer).__mro__)
+    signatures = (inspect.signature(kind) for kind in type(optimizer).__mro__)
     names = {name for each in signatures for name in each.parameters} - _VARYING
     return sorted(name for name in names if hasattr(optimizer, name))
 

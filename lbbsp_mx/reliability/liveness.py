@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -133,7 +134,7 @@ def _is_stranger(connection: int) -> bool:
     with socket.socket(fileno=os.dup(connection)) as peer:
         info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
     told, heard = _COUNTS.unpack(info.ljust(_COUNTS.size, b"\0"))
-    return told > 0 and (told <= _GREETING_BYTES or heard <= _HANDSHAKE_BYTES)
+    return bool(told > 0 and (told <= _GREETING_BYTES or heard <= _HANDSHAKE_BYTES))
 
 
 def _connections() -> list[Any]:
@@ -142,18 +143,18 @@ def _connections() -> list[Any]:
     return list(connections(kind="tcp"))
 
 
-class _Source:
+class _Source(ABC):
     """What the sources of a `Watch` share in all processes.
 
     `transport` returns None before it runs. Only time in which this process was running counts as
-    silence of others. Subclasses look at a transport that is ready (`_look`), or before it is
-    (`_look_before_start`, which also returns what is said every 15 s).
+    silence of others. `leaving` is set when all workers were asked to leave with a checkpoint.
     """
 
     def __init__(self, transport: Callable[[], Nodes | None], silence_seconds: float) -> None:
         self._transport, self._silence_seconds = transport, silence_seconds
         self._silent = f"has given no sign of life for {silence_seconds:g} s"
         self._waited = 0.0  # for the start
+        self.leaving = False
 
     def look(self, seconds: float) -> str | None:
         """Returns why this process must end, or None, `seconds` after the last look."""
@@ -165,6 +166,14 @@ class _Source:
         if why is None and before // WAITING_SECONDS != self._waited // WAITING_SECONDS:
             say(state)
         return why
+
+    @abstractmethod
+    def _look(self, transport: Nodes, seconds: float) -> str | None:
+        """Looks over a transport that is ready."""
+
+    @abstractmethod
+    def _look_before_start(self, seconds: float) -> tuple[str | None, str]:
+        """Looks before the transport is ready; also returns what is said every 15 s."""
 
 
 class SchedulerWatch(_Source):
@@ -228,7 +237,7 @@ class NodesWatch(_Source):
 
     `peers` returns the other ends of the open connections to the scheduler; `names` are those of
     the workers and servers by their numbers in the transport. With `leaving`, workers that end are
-    not lost: all were asked to leave with a checkpoint.
+    not lost.
     """
 
     def __init__(
@@ -241,7 +250,7 @@ class NodesWatch(_Source):
         super().__init__(transport, silence_seconds)
         self._peers, self._names = peers, names
         self._quiet = dict.fromkeys(names, 0.0)
-        self._workers_beat = self.leaving = False
+        self._workers_beat = False
         self._looks: dict[Address, int] = {}
         self._connected: set[Address] = set()
         self._since_ready = self._short = 0.0

@@ -224,7 +224,8 @@ def _object_state(owner: object, arrays: Arrays) -> Json:
 
 def _checked(what: str, owner: object, saved: Mapping[str, Any]) -> Mapping[str, Json]:
     """Returns the saved attributes of an object like `owner`."""
-    kind, attributes = saved["class"], saved["attributes"]
+    kind = saved["class"]
+    attributes: Mapping[str, Json] = saved["attributes"]
     if kind != type(owner).__name__:
         raise ValueError(
             f"the state is of the {what} {kind}, and the trainer has {type(owner).__name__}: "

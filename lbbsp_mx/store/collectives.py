@@ -47,7 +47,8 @@ class StoreCollectives:
         self._native, self.waiting = native, waiting
         self._keys: dict[Hashable, int] = {}
         # Read once, because MXNet asks its library each time.
-        self.rank, self.workers = native.rank, native.num_workers
+        self.rank: int = native.rank
+        self.workers: int = native.num_workers
         self._is_distributed = native.type.startswith("dist")
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
@@ -75,7 +76,8 @@ class StoreCollectives:
         key = self._gather_key(slot, len(row))
         with runtime().lock:
             self._native.pushpull(key, array, priority=priority)
-        return array.asnumpy
+        received: Callable[[], Rows] = array.asnumpy
+        return received
 
     def barrier(self) -> None:
         """Waits until all workers have reached this call."""

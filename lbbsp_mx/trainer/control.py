@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.runtime.checkpoint.schedule import Every
-from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.data.sampler import BatchSampler, Data, make_sampler
 from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints
 from lbbsp_mx.store.native import runtime
-from lbbsp_mx.trainer.steps import SEVERAL_CHECKPOINTS, Steps
+from lbbsp_mx.trainer.base import StoreTrainer
+from lbbsp_mx.trainer.steps import SEVERAL_CHECKPOINTS
 
 
-class TrainingControl:
+class TrainingControl(StoreTrainer):
     """Methods of a trainer beside those of its steps: plan, data, metrics and checkpoints."""
 
-    _session: PipelinedSession
-    _steps: Steps
     _agreement: Agreement
     _checkpoints: Checkpoints
     _global_batch_size: int | None
@@ -245,7 +242,7 @@ class TrainingControl:
             self._agreement.end_step(step)
             self._checkpoints.end_step(step)
 
-    def _check_beside(self, total: int | None, parts: int, options: dict[str, Any]) -> None:
+    def _check_beside(self, total: int | None, parts: int, options: Mapping[str, object]) -> None:
         """Raises an error if these are not the arguments of a trainer beside this one."""
         self._steps.check_leads()
         if self._checkpoints.regular:

@@ -35,7 +35,7 @@ class PartFences:
     def __init__(self) -> None:
         self.timer: OverlapTimer | None = None
         self._shapes: tuple[Hashable, ...] = ()
-        self._parts: list[tuple[list[int], Fence, Fence]] = []
+        self._parts: list[tuple[list[int], tuple[Fence, Fence]]] = []
 
     def record(
         self, gradients: Mapping[int, Arrays], send: Callable[[], None]
@@ -49,21 +49,22 @@ class PartFences:
         shapes = tuple((n, each[0].shape) for n, each in dense.items())
         if shapes != self._shapes:
             self._shapes = shapes
-            self._parts = [(part, Fence(), Fence()) for part in _parts_of(dense)]
-        parts = [([a for n in part for a in dense[n]], *fences) for part, *fences in self._parts]
+            self._parts = [(part, (Fence(), Fence())) for part in _parts_of(dense)]
+        parts = [([a for n in part for a in dense[n]], *fences) for part, fences in self._parts]
         own = [fence.record(arrays) for arrays, fence, _ in parts]
         send()
         # Copies of their own: MXNet would run the operators of fences one after the other.
-        early = [first_element(arrays[-1]) for arrays, *_ in parts[:-1]] if self.timer else []
+        timer = self.timer
+        early = [first_element(arrays[-1]) for arrays, *_ in parts[:-1]] if timer else []
         sums = [fence.record(arrays) for arrays, _, fence in parts]
         observed: list[Future[None]] = []
 
         def computed() -> None:
             for wait, total in zip_longest(own, early):
                 wait()  # here only: MXNet tells one thread of an error
-                if total is not None:
-                    self.timer.begin()
-                    observed.append(_thread().start(partial(self._arrive, total)))
+                if timer is not None and total is not None:
+                    timer.begin()
+                    observed.append(_thread().start(partial(_arrive, total, timer)))
 
         def summed() -> None:
             for wait in (*sums, *(each.result for each in observed)):
@@ -71,10 +72,11 @@ class PartFences:
 
         return computed, summed
 
-    def _arrive(self, total: mx.nd.NDArray) -> None:
-        """Waits for the last sum of a part, which stands for all of them."""
-        wait_for(total)
-        self.timer.end()
+
+def _arrive(total: mx.nd.NDArray, timer: OverlapTimer) -> None:
+    """Waits for the last sum of a part, which stands for all of them."""
+    wait_for(total)
+    timer.end()
 
 
 def _parts_of(gradients: Mapping[int, Arrays]) -> list[list[int]]:

@@ -25,8 +25,15 @@ from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster
 from lbbsp_mx.parameters import devices_of, normalises_batches, require_unique_names
-from lbbsp_mx.store.kvstore import GLUON_NAME, NAME, SharedStore, kind_of, make_store
-from lbbsp_mx.store.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS, runtime
+from lbbsp_mx.store.kvstore import GLUON_NAME, SharedStore, make_store
+from lbbsp_mx.store.native import (
+    ASYNCHRONOUS,
+    DISTRIBUTED,
+    IN_ONE_PROCESS,
+    NAME,
+    kind_of,
+    runtime,
+)
 from lbbsp_mx.trainer.base import UnavailableError
 
 logger = logging.getLogger("lbbsp.mx")
@@ -38,7 +45,7 @@ Store: TypeAlias = "KVStoreBase | str | None"
 def trains_alone(kvstore: Store) -> bool:
     """Returns whether gluon's own code trains, because there are no other workers."""
     if isinstance(kvstore, KVStoreBase):
-        return kvstore.num_workers == 1
+        return bool(kvstore.num_workers == 1)
     return _kind(kvstore) in IN_ONE_PROCESS or not _has_peers()
 
 
@@ -191,12 +198,13 @@ class Unplanned:
     rank, workers, order, step = 0, 1, None, 0
     exclude_step = finish_barrier = flush = load_state = staticmethod(_nothing)
     excluded_wait = staticmethod(nullcontext)
-    facts = staticmethod(dict)  # a state of the optimizer fits any data
+    facts: Any = staticmethod(dict)  # a state of the optimizer fits any data
 
     def __init__(self, collectives: Collectives) -> None:
         self.collectives = collectives
-        self._stopping = Stopping(cast(Any, self))
-        self.extensions = {Stopping: self._stopping, Recording: Recording(cast(Any, self))}
+        session: Any = self
+        self._stopping = Stopping(session)
+        self.extensions = {Stopping: self._stopping, Recording: Recording(session)}
         self.request_stop = self._stopping.request
 
     def __getattr__(self, name: str) -> Any:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import mxnet as mx
 import numpy as np
+import numpy.typing as npt
 from mxnet import gluon
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
@@ -238,7 +239,7 @@ def _fill(copy: mx.nd.NDArray, gradient: mx.nd.NDArray) -> None:
     mx.nd.concat(dense, column, dim=1, out=copy)
 
 
-def _restore(gradient: mx.nd.NDArray, summed: np.ndarray) -> None:
+def _restore(gradient: mx.nd.NDArray, summed: npt.NDArray[Any]) -> None:
     rows = np.flatnonzero(summed[:, -1])
     if len(rows):
         put_rows(gradient, summed[rows, :-1].reshape(len(rows), *gradient.shape[1:]), rows)

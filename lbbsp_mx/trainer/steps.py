@@ -65,6 +65,9 @@ class StepSizes(NamedTuple):
         return f", or those of a part ({', '.join(map(str, sizes))})" if sizes else ""
 
 
+_NO_SIZES = StepSizes(0, (), 0, 0, is_planned=False)  # before the first step
+
+
 class Steps:
     """Steps of a trainer, each of which ends at a barrier where the next plan is decided.
 
@@ -75,7 +78,7 @@ class Steps:
 
     def __init__(self, session: PipelinedSession, draws: Draws) -> None:
         self.session, self.draws = session, draws
-        self.now: StepSizes | None = None  # of the running step, or of the one that has ended
+        self.now = _NO_SIZES  # of the running step, or of the one that has ended
         self.weight: float | None = None  # of this worker's batch, if it has one
         self.others = 0  # trainers that step beside this one
         self.has_rows = False  # whether the script slices this worker's rows of global batches
@@ -195,7 +198,7 @@ class StepsBeside(Steps):
                 "allreduce_grads of a trainer beside another one needs the samples of this "
                 "worker's batch, because the other one may step before or after it: pass batch_size"
             )
-        if last is not None and batch_size == last.local:
+        if last.is_planned and batch_size == last.local:
             self.now = last
         else:
             self.now._replace(parts=()).check(batch_size)
