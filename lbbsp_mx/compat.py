@@ -72,16 +72,14 @@ def restored_names() -> list[str]:
     return [name for name, value in _NAMES.items() if vars(np).get(name) is value]
 
 
-def watch_sample_weights(notice: Callable[[], None]) -> bool:
+def watch_sample_weights(notice: Callable[[], None]) -> None:
     """Calls `notice` whenever a gluon loss has a `sample_weight`; its result stays as it was.
 
-    Gluon has no such hook. Returns whether this MXNet has the function that all losses call.
+    Gluon has no such hook.
     """
     from mxnet.gluon import loss as losses
 
-    weighted = getattr(losses, "_apply_weighting", None)
-    if weighted is None:
-        return False
+    weighted = losses._apply_weighting
 
     def watched(F: Any, loss: Any, weight: Any = None, sample_weight: Any = None) -> Any:
         if sample_weight is not None:
@@ -89,7 +87,6 @@ def watch_sample_weights(notice: Callable[[], None]) -> bool:
         return weighted(F, loss, weight, sample_weight)
 
     losses._apply_weighting = watched
-    return True
 
 
 def watch_clipping(notice: Callable[[Sequence[Any]], None]) -> None:
@@ -106,18 +103,15 @@ def watch_clipping(notice: Callable[[Sequence[Any]], None]) -> None:
     utils.clip_global_norm = noticed
 
 
-def add_handlers(further: Callable[[Sequence[Any]], list[Any]]) -> bool:
+def add_handlers(further: Callable[[Sequence[Any]], list[Any]]) -> None:
     """Lets estimators run further handlers, at their place among the event handlers of a fit.
 
-    Gluon sorts handlers by one priority each, and has no way to add one later. Returns whether this
-    MXNet has the method that sorts the handlers; `further` returns those that belong to the
-    handlers of a fit.
+    Gluon sorts handlers by one priority each, and has no way to add one later. `further` returns
+    those that belong to the handlers of a fit.
     """
     from mxnet.gluon.contrib.estimator import Estimator
 
-    categorize = getattr(Estimator, "_categorize_handlers", None)
-    if categorize is None:
-        return False
+    categorize = Estimator._categorize_handlers
 
     @functools.wraps(categorize)
     def categorize_all(self: Any, event_handlers: Sequence[Any]) -> Any:
@@ -127,7 +121,6 @@ def add_handlers(further: Callable[[Sequence[Any]], list[Any]]) -> bool:
         return categorize(self, sorted(handlers, key=lambda each: getattr(each, "priority", 0)))
 
     Estimator._categorize_handlers = categorize_all
-    return True
 
 
 @functools.lru_cache

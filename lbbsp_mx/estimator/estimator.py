@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +20,6 @@ from lbbsp_mx import compat
 from lbbsp_mx.parameters import learning
 from lbbsp_mx.reliability.agreement import ends_epoch
 from lbbsp_mx.trainer.trainer import Trainer
-
-logger = logging.getLogger("lbbsp.mx")
 
 _PARTS: Final = ("sum_metric", "num_inst", "global_sum_metric", "global_num_inst")
 Values = list[float]
@@ -223,11 +220,7 @@ def join_estimators() -> None:
             each.writers = [one for one in handlers if isinstance(one, event.CheckpointHandler)]
         return ends
 
-    if not compat.add_handlers(all_ends):
-        logger.warning(
-            "this version of MXNet sorts the handlers of estimators otherwise than 1.9.1: metrics "
-            "stay those of each worker, so let no handler end a fit by them; use MXNet 1.9.1"
-        )
+    compat.add_handlers(all_ends)
 
 
 def _summable(metrics: Iterable[EvalMetric]) -> Iterable[EvalMetric]:

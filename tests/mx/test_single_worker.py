@@ -23,12 +23,9 @@ from helpers import (
     network,
 )
 from mxnet import gluon, nd
-from mxnet.gluon.contrib.estimator import Estimator
 from waits import HANG_SECONDS
 
 import lbbsp_mx
-from lbbsp_mx import compat
-from lbbsp_mx.estimator.estimator import join_estimators
 from lbbsp_mx.trainer.trainer import _with_peers
 
 ROOT = Path(__file__).parents[2]
@@ -169,16 +166,6 @@ def test_mxnet_creates_the_stores_by_their_names():
     assert names["lbbsp_local"].is_capable("optimizer")
     with pytest.raises(ValueError, match=r"dist_sync needs a cluster, and no DMLC_"):
         mx.kv.create("lbbsp_dist_sync")
-
-
-def test_hooks_are_left_out_where_mxnet_lacks_the_names(monkeypatch, caplog):
-    monkeypatch.delattr(gluon.loss, "_apply_weighting")
-    assert not compat.watch_sample_weights(lambda: None)
-    monkeypatch.delattr(Estimator, "_categorize_handlers")
-    join_estimators.__wrapped__()
-    assert not hasattr(gluon.loss, "_apply_weighting")
-    assert not hasattr(Estimator, "_categorize_handlers")
-    assert "metrics stay those of each worker" in caplog.text
 
 
 def program(*command, **environment):
