@@ -63,13 +63,13 @@ class PlannedIter(mx.io.DataIter):
         layout: str = "NCHW",
         **loading: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(1)  # it describes batches of one sample until the first one is drawn
         self._layout = layout
         self._names: tuple[str | list[str], str | list[str]] = (data_name, label_name)
         if isinstance(data, gluon.data.Dataset):
             loader = gluon.data.DataLoader(data, batch_sampler=sampler, **loading)
             self._epoch: Callable[[], Iterator[Batch]] = lambda: map(_halves, loader)
-            first = _halves(loader._batchify_fn([data[0]]))
+            self._current = _halves(loader._batchify_fn([data[0]]))
         elif loading:
             raise TypeError(
                 f"only a gluon data set takes options of DataLoader, got {loading}: leave them "
@@ -80,11 +80,10 @@ class PlannedIter(mx.io.DataIter):
             self._layout = source.layout
             self._names = ([name for name, _ in source.data], [name for name, _ in source.label])
             self._epoch = lambda: map(partial(_read, source), sampler)
-            first = _read(source, [0])
+            self._current = _read(source, [0])
         self._sampler = sampler
-        self._batch(*first)  # describes batches of one sample
+        self._axis = self._layout.find("N")
         self._iterator: Iterator[Batch] | None = None
-        self._current: Batch | None = None
 
     def __len__(self) -> int:
         """Returns the number of batches of an epoch: `accumulate` times that of its steps."""
@@ -101,8 +100,9 @@ class PlannedIter(mx.io.DataIter):
             StopIteration: The epoch has ended; `reset` lets the next one begin.
         """
         self._iterator = self._iterator or self._epoch()
-        self._current = next(self._iterator)
-        return self._batch(*self._current)
+        self._current = data, label = next(self._iterator)
+        self.batch_size = data[0].shape[self._axis]
+        return DataBatch(data, label, 0, None, None, self.provide_data, self.provide_label)
 
     def iter_next(self) -> bool:
         """Moves to the next batch; returns whether there is one."""
@@ -125,22 +125,25 @@ class PlannedIter(mx.io.DataIter):
         return 0
 
     def _of_current(self) -> Batch:
-        if self._current is None:
+        if self._iterator is None:
             raise ValueError("there is no current batch: call next or iter_next first")
         return self._current
 
-    def _batch(self, data: list[mx.nd.NDArray], label: list[mx.nd.NDArray]) -> DataBatch:
-        """Returns a batch; its names and shapes are those of the iterator until the next one."""
-        self.batch_size = data[0].shape[self._layout.find("N")]
-        described = (
-            [
-                DataDesc(each, array.shape, array.dtype, layout=self._layout)
-                for each, array in zip(_numbered(name, len(part)), part, strict=True)
-            ]
-            for name, part in zip(self._names, (data, label), strict=True)
-        )
-        self.provide_data, self.provide_label = described
-        return DataBatch(data, label, 0, None, None, self.provide_data, self.provide_label)
+    @property
+    def provide_data(self) -> list[DataDesc]:
+        """Names and shapes of the data of a batch of `batch_size` samples."""
+        return self._described(0)
+
+    @property
+    def provide_label(self) -> list[DataDesc]:
+        """Names and shapes of the labels of a batch of `batch_size` samples."""
+        return self._described(1)
+
+    def _described(self, half: int) -> list[DataDesc]:
+        arrays, sizes = self._current[half], {self._axis: self.batch_size}
+        shapes = [tuple(sizes.get(i, n) for i, n in enumerate(each.shape)) for each in arrays]
+        named = zip(_numbered(self._names[half], len(arrays)), shapes, arrays, strict=True)
+        return [DataDesc(name, shape, each.dtype, self._layout) for name, shape, each in named]
 
 
 def _read(source: mx.io.NDArrayIter, indices: Sequence[int]) -> Batch:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import mxnet as mx
-from mxnet.io import DataBatch, DataDesc
+from mxnet.io import DataBatch
 from mxnet.optimizer import Optimizer
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
@@ -238,9 +238,8 @@ class BalancedIter(PlannedIter):
         **params: Any,
     ) -> None:
         super().__init__(sampler, source, **params)
-        self._steps, self._even = steps, batch_size
-        self._axis = self._layout.find("N")
-        self._show_even()
+        self._steps = steps
+        self.batch_size = self._even = batch_size
 
     def next(self) -> DataBatch:
         """Ends the step before, and returns this worker's batch of the next one.
@@ -251,24 +250,15 @@ class BalancedIter(PlannedIter):
         """
         if not self._steps.begin_draw():
             return _Unplanned()
-        try:
-            batch = super().next()
-        finally:
-            self._show_even()
-        self._steps.drawn(batch.data[0].shape[self._axis])
+        batch = super().next()
+        self._steps.drawn(self.batch_size)
+        self.batch_size = self._even
         return batch
 
     def reset(self) -> None:
         """Ends the step before, and lets the next batch be the first of the next epoch."""
         self._steps.end()
         super().reset()
-
-    def _show_even(self) -> None:
-        self.batch_size = self._even
-        self.provide_data, self.provide_label = (
-            [_resized(desc, self._axis, self._even) for desc in part]
-            for part in (self.provide_data, self.provide_label)
-        )
 
 
 class _Unplanned:
@@ -295,12 +285,6 @@ def _warn_of_batch_norm(optimizer: Optimizer | None) -> None:
                 "on how the batch is split"
             )
             return
-
-
-def _resized(desc: DataDesc, axis: int, size: int) -> DataDesc:
-    """Returns the description of a batch of another size."""
-    shape = (*desc.shape[:axis], size, *desc.shape[axis + 1 :])
-    return DataDesc(desc.name, shape, desc.dtype, layout=desc.layout)
 
 
 def _times(factor: float, value: Any) -> Any:

@@ -27,13 +27,7 @@ from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.extensions.settings import Setting, Settings, SettingsComparison
 from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_mx.fence import wait_for
-from lbbsp_mx.parameters import (
-    exchange_whole,
-    is_sparse,
-    learning,
-    network_of,
-    settings_of,
-)
+from lbbsp_mx.parameters import exchange_whole, is_sparse, learning, network_of, settings_of
 
 if TYPE_CHECKING:
     from lbbsp_core.runtime.loop.pipelined import PipelinedSession

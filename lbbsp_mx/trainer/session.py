@@ -26,14 +26,7 @@ from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster
 from lbbsp_mx.parameters import devices_of, normalises_batches, require_unique_names
 from lbbsp_mx.store.kvstore import GLUON_NAME, SharedStore, make_store
-from lbbsp_mx.store.native import (
-    ASYNCHRONOUS,
-    DISTRIBUTED,
-    IN_ONE_PROCESS,
-    NAME,
-    kind_of,
-    runtime,
-)
+from lbbsp_mx.store.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS, NAME, kind_of, runtime
 from lbbsp_mx.trainer.base import UnavailableError
 
 logger = logging.getLogger("lbbsp.mx")

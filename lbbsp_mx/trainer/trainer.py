@@ -14,13 +14,13 @@ from lbbsp_core.runtime.options.options import Options, SessionOptions
 from lbbsp_core.validate import require_flag, require_integer
 from lbbsp_mx import compat
 from lbbsp_mx.data.sampler import Draws
+from lbbsp_mx.fence import PartFences
 from lbbsp_mx.parameters import Arrays, Parameters, as_created, facts_of, keep_whole, learning
 from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.trainer.control import TrainingControl
-from lbbsp_mx.trainer.overlap import PartFences
 from lbbsp_mx.trainer.session import (
     Store,
     check_options,
