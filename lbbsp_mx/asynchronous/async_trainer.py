@@ -402,16 +402,14 @@ class _Servers:
     def read_answers(self) -> Table:
         """Pulls the table of answers."""
         self._native.pull(self.keys.questions, out=self._answers)
-        answers: Table = self._answers.asnumpy()
-        return answers
+        return np.asarray(self._answers.asnumpy(), np.float32)
 
     def exchange_log(self, table: Table) -> Table:
         """Pushes a request for the log, and pulls the answer."""
         lines = mx.nd.array(table)
         self._native.push(self.keys.log, lines)
         self._native.pull(self.keys.log, out=lines)
-        answer: Table = lines.asnumpy()
-        return answer
+        return np.asarray(lines.asnumpy(), np.float32)
 
     def push_gradients(self, *, to_sum: bool) -> None:
         """Pushes this worker's new gradients, and waits until the servers have received them."""

@@ -17,7 +17,7 @@ from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.validate import require_path
 from lbbsp_mx import compat
-from lbbsp_mx.parameters import learning
+from lbbsp_mx.fence import arrays_in
 from lbbsp_mx.reliability.agreement import ends_epoch
 from lbbsp_mx.trainer.trainer import Trainer
 
@@ -113,7 +113,7 @@ class LoadBalancingHandler(
         Raises:
             ValueError: The losses are already averaged, without ``mean_loss=True``.
         """
-        losses, labels = _listed(kwargs["loss"]), _listed(kwargs["label"])
+        losses, labels = (list(arrays_in(kwargs[name])) for name in ("loss", "label"))
         samples = sum(label.shape[0] for label in labels)
         averaged = sum(loss.size for loss in losses) == len(losses) < samples
         trainer, self._batches = estimator.trainer, self._batches + 1
@@ -126,8 +126,8 @@ class LoadBalancingHandler(
             return False
         trainer.step(samples)
         if trainer._steps.draws.parts > 1:
-            for number in learning(trainer._params):
-                trainer._params[number].zero_grad()
+            for param in trainer._params:
+                param.zero_grad()
         return bool(trainer.stopping)
 
 
@@ -142,10 +142,6 @@ def _leave_out_what_is_done(estimator: Any) -> None:
         elif total is not None:
             estimator.max_epoch = 1
             session.skip_epoch()
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 class EpochEnds(event.EpochEnd):

@@ -37,33 +37,23 @@ _PEERS: WeakValueDictionary[str, Peers] = WeakValueDictionary()
 """Peers by key, because MXNet passes only text to an operator."""
 
 
-def find_peers(key: str) -> Peers | None:
-    """Returns the peers with a key; None if their layer is of another process, or was freed."""
-    return _PEERS.get(key)
-
-
 class Peers:
     """The other workers, as a layer that normalises over all of them sees them.
 
     Layers that share their parameters share one. By the parameter `running_mean` the trainer
-    recognises such a layer.
+    recognises such a layer, and connects it, after which `turns` are known.
     """
 
     def __init__(self, running_mean: gluon.Parameter) -> None:
         self._running_mean = running_mean
         self.key = uuid.uuid4().hex  # names of layers are not unique
         self._uses = itertools.count()
-        self._turns: dict[str, _Turns] | None = None  # empty if there are no other workers
+        self.turns: dict[str, _Turns] | None = None  # empty if there are no other workers
         _PEERS[self.key] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Peers:
         """Returns unconnected peers, for a copy of the network."""
         return Peers(copy.deepcopy(self._running_mean, memo))
-
-    @property
-    def is_connected(self) -> bool:
-        """True once a trainer has connected the layer."""
-        return self._turns is not None
 
     def connect(
         self,
@@ -95,7 +85,7 @@ class Peers:
             floats = np.dtype(self._running_mean.dtype).itemsize // np.float32().itemsize or 1
             for kind, width in (("moments", 2 * channels + 1), ("sums", 2 * channels)):
                 turns[kind] = _Turns(store, session, width * floats)
-        self._turns, self._uses = turns, itertools.count()
+        self.turns, self._uses = turns, itertools.count()
 
     def next_use(self) -> int:
         """Returns the number of the next use, the same on all workers."""
@@ -106,9 +96,9 @@ class Peers:
 
         The kind is "moments" or "sums". The row is float32, or float64 if the parameters are.
         """
-        if not self._turns:
+        if not self.turns:
             return row[None]
-        turns = self._turns[kind]
+        turns = self.turns[kind]
         if row.dtype != np.float64:
             return turns.gather(use, row)
         rounded = row.astype(np.float32)  # stores gather float32
@@ -199,7 +189,7 @@ class SyncBatchNorm(nn.BatchNorm):
     ) -> Any:
         """Normalises x by the moments of the global batch, or the running ones in prediction."""
         peers = self.running_mean.lbbsp_synchronised
-        trains = not peers.is_connected and cluster.in_cluster() and mx.autograd.is_training()
+        trains = peers.turns is None and cluster.in_cluster() and mx.autograd.is_training()
         if trains and self.running_mean.shape and self.running_mean.shape[0]:
             raise RuntimeError(
                 f"{self.name} is not connected to the other workers: create the lbbsp_mx.Trainer "
@@ -325,7 +315,8 @@ class _Properties(mx.operator.CustomOpProp):
 
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Operator:
         """Creates the operator for one pass."""
-        return _Operator(find_peers(self._key), self)
+        # None if the layer is of another process, or was freed
+        return _Operator(_PEERS.get(self._key), self)
 
 
 def _plain(F: Any, x: Any) -> Any:

@@ -171,12 +171,10 @@ class WorkerSideStore(KVStore):
         """Name in MXNet's registry."""
         return NAME
 
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        """Returns False for optimizers."""
-        if capability.lower() == KVStoreBase.OPTIMIZER:
-            return False
-        raise ValueError(f"capability must be {KVStoreBase.OPTIMIZER!r}, got {capability!r}")
+    def is_capable(self, capability: str) -> bool:
+        """Returns False for optimizers; MXNet knows no other capability."""
+        super().is_capable(capability)
+        return False
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         """Raises NotImplementedError, as MXNet's interface asks for."""

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -26,11 +26,9 @@ from lbbsp_core.runtime.exchange.digest import Digest
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.extensions.settings import Setting, Settings, SettingsComparison
 from lbbsp_core.runtime.extensions.weights import WeightComparison
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.fence import wait_for
 from lbbsp_mx.parameters import exchange_whole, is_sparse, learning, network_of, settings_of
-
-if TYPE_CHECKING:
-    from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -302,8 +300,8 @@ def _wait_for_readers(params: Iterable[gluon.Parameter]) -> None:
 
 def _hyperparameters(optimizer: mx.optimizer.Optimizer) -> list[str]:
     """Returns the names of the optimizer's arguments, which it keeps under the same names."""
-    signatures = (inspect.signature(kind) for kind in type(optimizer).__mro__)
-    names = {name for each in signatures for name in each.parameters} - _VARYING
+    kinds = type(optimizer).__mro__
+    names = {name for kind in kinds for name in inspect.signature(kind).parameters} - _VARYING
     return sorted(name for name in names if hasattr(optimizer, name))
 
 

@@ -14,6 +14,7 @@ import mxnet as mx
 
 from lbbsp_core.runtime.reliability.activity import Activity, describe
 from lbbsp_core.runtime.reliability.heartbeat import WIDTH, Beat
+from lbbsp_mx.fence import wait_for
 
 _SUSPECT_SECONDS: Final = 2.5  # without a new row, after which a worker may be the cause of a loss
 _WORKERS_PER_BEAT: Final = 16.0  # for which rows are posted every second
@@ -62,7 +63,14 @@ class KeyBoard:
         with self.using() as usable:
             late = time.monotonic() - self._posted_at >= self._interval
             if usable and (late or leaves or beat.loss != before.loss):
-                self._push([*row, *self._suspect])
+                # Each push needs an array of its own, because MXNet also receives values of the
+                # key in it.
+                own = mx.nd.array([*row, *self._suspect])
+                arrays = [own, *(_zeros() for _ in self._keys[1:])]
+                with self._lock:
+                    for array in arrays:
+                        self._native.push(self._keys[self._rank], array)
+                wait_for(arrays)
                 self._posted, self._posted_at = beat, time.monotonic()
 
     def read(self, rank: int) -> Sequence[int] | None:
@@ -70,7 +78,10 @@ class KeyBoard:
         with self.using() as usable:
             if not usable:
                 return None
-            row = self._pull(rank)
+            pulled = _zeros()
+            with self._lock:
+                self._native.pull(self._keys[rank], out=pulled)
+            row = [int(value) for value in pulled.asnumpy()]
         now = self._answered = time.monotonic()
         if not any(row):
             return None
@@ -115,21 +126,6 @@ class KeyBoard:
         """Waits for a call of the store, and lets no other begin; yields whether it is open."""
         with self._busy:
             yield not self._closed
-
-    def _push(self, row: Sequence[int]) -> None:
-        # Each push needs an array of its own, because MXNet also receives values of the key in it.
-        arrays = [mx.nd.array(row), *(_zeros() for _ in self._keys[1:])]
-        with self._lock:
-            for array in arrays:
-                self._native.push(self._keys[self._rank], array)
-        for array in arrays:
-            array.wait_to_read()
-
-    def _pull(self, rank: int) -> list[int]:
-        row = _zeros()
-        with self._lock:
-            self._native.pull(self._keys[rank], out=row)
-        return [int(value) for value in row.asnumpy()]
 
 
 def _zeros() -> mx.nd.NDArray:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from mxnet import gluon
 
 from lbbsp_core.runtime.checkpoint import checkpoint as files
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, Json
@@ -18,16 +20,12 @@ from lbbsp_core.runtime.checkpoint.schedule import (
 )
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.loop.session_state import check_same_job, check_states, warn_of_changes
 from lbbsp_core.runtime.reliability.liveness import say
 from lbbsp_core.validate import require_path
 from lbbsp_mx.reliability import states
 from lbbsp_mx.reliability.agreement import ends_epoch
-
-if TYPE_CHECKING:
-    from mxnet import gluon
-
-    from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -187,8 +185,7 @@ class Checkpoints:
         arrays = states.parameter_arrays(self._trainer._params) if with_parameters else {}
         arrays |= {_SESSION + name: each for name, each in session_arrays.items()}
         arrays |= {_OPTIMIZER + name: each for name, each in optimizer_arrays.items()}
-        given: Json = {**self._given}
-        state: Json = {"session": session_state, "optimizer": optimizer, "given": given}
+        state: Json = {"session": session_state, "optimizer": optimizer, "given": {**self._given}}
         return Checkpoint(self._session.step, self._facts(), state, arrays)
 
     def _restore(self, where: str | Path, found: Checkpoint) -> None:
@@ -203,8 +200,8 @@ class Checkpoints:
         weights, params = _named(arrays, states.PARAMETER), self._trainer._params
         if weights:
             states.check_parameters(where, params, weights)
-        own = state["optimizer"], _named(arrays, _OPTIMIZER)
-        restore = states.read_optimizer(self._trainer, *own)
+        optimizer_arrays = _named(arrays, _OPTIMIZER)
+        restore = states.read_optimizer(self._trainer, state["optimizer"], optimizer_arrays)
         if weights:
             states.restore_parameters(params, weights)  # gluon may drop its store and optimizer
             self._trainer._send_known()

@@ -114,14 +114,15 @@ class StoreCollectives:
 
 
 class TrainerStore(StoreCollectives):
-    """Store of one trainer: broadcasts parameters, and sums gradients over devices and workers."""
+    """Store of one of several trainers: broadcasts parameters, and sums gradients over all.
+
+    A single worker has one too, which is not used: gluon creates its store.
+    """
 
     def __init__(self, store: SharedStore) -> None:
         super().__init__(store.native, store.waiting)
         if store.distributed:
             runtime().require_exact_sums("the trainer")
-        else:
-            self._native = mx.kv.create(store.kind)  # the store's own keys may be texts
         self.type = store.type  # which gluon reads
 
     def broadcast(self, key: Hashable, value: Arrays, out: Arrays, priority: int = 0) -> None:

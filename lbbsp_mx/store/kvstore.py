@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -315,18 +315,22 @@ class SharedStore(mx.kv.KVStore):
             )
         if self.distributed:
             self._compare("broadcast", key)
-        share = _per_key(key, value, partial(share_of, rank=self.rank))
+        share = self._shares(key, value)
         with self._using(key) as native:  # a balanced store does not scale it
             super().push(native, share, priority)
             super().pull(native, out, priority)
 
+    def _shares(self, key: Keys, value: Any) -> Any:
+        """Returns this worker's shares of sums that are the values of worker 0, as nested."""
+        if isinstance(key, list | tuple) and isinstance(value, list | tuple):
+            return [self._shares(*each) for each in zip(key, value, strict=True)]
+        return share_of(value, self.rank)
+
 
 def make_store(kvstore: mx.kv.KVStore | str | None) -> SharedStore:
     """Returns the store for the argument `kvstore` of a Trainer."""
-    if isinstance(kvstore, SharedStore):
-        return kvstore
     if isinstance(kvstore, mx.kv.KVStore):
-        return SharedStore(kvstore)
+        return kvstore if isinstance(kvstore, SharedStore) else SharedStore(kvstore)
     # MXNet's registry knows the class of our stores, which is in a room above this one.
     is_name = kvstore in (NAME, GLUON_NAME)
     name = kvstore if is_name else f"{NAME}_{_checked(kvstore or 'local')}"
@@ -359,10 +363,3 @@ def _refuse_beside_async_trainer() -> None:
             "a KVStore cannot be used beside an lbbsp_mx.AsyncTrainer, because the servers run one "
             "optimizer and compress all keys or none: use a separate job for one of the two"
         )
-
-
-def _per_key(key: Keys, value: Any, function: Callable[[Any], Any]) -> Any:
-    """Applies a function to the values of each key, as they are nested."""
-    if isinstance(key, list | tuple) and isinstance(value, list | tuple):
-        return [_per_key(*each, function) for each in zip(key, value, strict=True)]
-    return function(value)

@@ -128,7 +128,8 @@ class ScriptOptimizer(Optimizer):
         """Creates the optimizer's state for a parameter; other keys have none."""
         if index >= FIRST_OWN_KEY:
             return None
-        return self.optimizer.create_state_multi_precision(self._index(index), weight)
+        known = self._indices.get(index, index)
+        return self.optimizer.create_state_multi_precision(known, weight)
 
     def update_multi_precision(
         self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State
@@ -137,10 +138,8 @@ class ScriptOptimizer(Optimizer):
         if index >= FIRST_OWN_KEY:
             weight[:] = grad
         else:
-            self.optimizer.update_multi_precision(self._index(index), weight, grad, state)
-
-    def _index(self, key: int) -> int:
-        return self._indices.get(key, key)
+            known = self._indices.get(index, index)
+            self.optimizer.update_multi_precision(known, weight, grad, state)
 
 
 @contextmanager

@@ -178,10 +178,6 @@ def with_granularity(
     return options
 
 
-def _nothing(*_: object) -> None:
-    """Does nothing, because there are no other workers, and nothing is learned or recorded."""
-
-
 class Unplanned:
     """Stands for the session of a trainer in one process that has no global batch size.
 
@@ -189,7 +185,8 @@ class Unplanned:
     """
 
     rank, workers, order, step = 0, 1, None, 0
-    exclude_step = finish_barrier = flush = load_state = staticmethod(_nothing)
+    # There are no other workers, and nothing is learned or recorded.
+    exclude_step = finish_barrier = flush = load_state = staticmethod(lambda *_: None)
     excluded_wait = staticmethod(nullcontext)
     facts: Any = staticmethod(dict)  # a state of the optimizer fits any data
 

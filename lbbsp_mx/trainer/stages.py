@@ -7,7 +7,7 @@ devices without samples, where a plan may give it fewer samples than devices.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import mxnet as mx
@@ -29,8 +29,8 @@ _FRESHNESS: Final = "freshness"
 class Gradients:
     """Gradients of a step, by the numbers of their parameters.
 
-    `arrays` are summed in place over the devices and the workers, under `keys`; `weight` is that of
-    this worker's batch, if it has one.
+    `arrays` are summed in place over the devices and the workers; those with numbers in `copies`
+    are dense copies of row-sparse ones. `weight` is that of this worker's batch, if it has one.
     """
 
     def __init__(
@@ -38,12 +38,13 @@ class Gradients:
     ) -> None:
         self.params, self.sizes, self.weight = params, sizes, weight
         self.arrays: dict[int, Arrays] = {i: params[i].list_grad() for i in learning(params)}
-        self.keys: dict[int, Hashable] = {i: i for i in self.arrays}
+        self.copies: set[int] = set()
 
     def sum_over(self, store: TrainerStore) -> None:
         """Queues the sums over devices and workers."""
         for number, arrays in self.arrays.items():
-            store.pushpull(self.keys[number], arrays, priority=-number)
+            key = ("rows", number) if number in self.copies else number
+            store.pushpull(key, arrays, priority=-number)
 
 
 class GradientStage:
@@ -126,7 +127,6 @@ class Freshness(GradientStage):
                 self._summed = learns
             else:
                 gradients.arrays = {number: self._arrays(number) for number in self._summed}
-                gradients.keys = {number: number for number in self._summed}
 
     def reads_sums(self, *, ignores_stale: bool) -> bool:
         """Returns whether others may have a gradient that this worker has not."""
@@ -178,7 +178,7 @@ class RowSums(GradientStage):
                 for copy, gradient in zip(self._copies[number], arrays, strict=True):
                     _fill(copy, gradient)
             gradients.arrays[number] = self._copies[number]
-            gradients.keys[number] = ("rows", number)
+            gradients.copies.add(number)
 
     def reads_sums(self, *, ignores_stale: bool) -> bool:
         """Returns true: the rows are found in the sums."""
@@ -209,11 +209,10 @@ class MeanLosses(GradientStage):
         weight = gradients.weight
         factor = float(gradients.sizes.local if weight is None else weight)
         for number, arrays in gradients.arrays.items():
-            is_copy = gradients.keys[number] != number
             for array in arrays:
                 if factor:
                     array *= factor
-                elif is_copy:
+                elif number in gradients.copies:
                     array[:, :-1] = 0  # the rows that occur are updated nevertheless
                 else:  # a product would be NaN where the mean is that of nothing
                     array[:] = 0

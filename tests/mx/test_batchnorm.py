@@ -18,7 +18,7 @@ class TwoWorkers:
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-13)])
 def test_moments_are_gathered_in_the_precision_of_the_network(dtype, tolerance):
     peers = network(norm=SyncBatchNorm)[1].running_mean.lbbsp_synchronised
-    peers._turns = {"moments": TwoWorkers()}
+    peers.turns = {"moments": TwoWorkers()}
     row = np.array([48.0, np.pi, -1e-3 / 3, 1e5 / 3], dtype)
     gathered = peers.gather("moments", 0, row)
     assert gathered.shape == (2, 4)

@@ -29,10 +29,7 @@ def test_means_are_multiplied_by_the_samples_or_the_weight(local, weight, expect
     gradients = Gradients(list(first)[:1], StepSizes(local, (), X, 0, True), weight)
     means = [2, 3] if weight != 0 else [np.nan, np.nan]  # the mean of nothing
     gradients.arrays = {0: [nd.array(means)], 1: [nd.array([[*means, 1]])]}
-    gradients.keys = {
-        0: 0,
-        1: ("rows", 1),
-    }  # a copy of rows, whose last column tells that it occurs
+    gradients.copies = {1}  # of rows, whose last column tells that it occurs
     MeanLosses().before_sums(gradients)
     assert gradients.arrays[0][0].asnumpy().tolist() == expected
     copy = gradients.arrays[1][0].asnumpy()[0]
