@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Protocol
 
 from lbbsp_core._version import __version__
@@ -42,17 +41,11 @@ from lbbsp_core.runtime.exchange.handshake import Identity
 from lbbsp_core.runtime.exchange.protocol import LINE, PeerInfo, StepMessage, fingerprint
 from lbbsp_core.runtime.loop.bounds import FIXED, BatchBounds, Situation, last, narrow
 from lbbsp_core.runtime.loop.running_step import StepMeter
-from lbbsp_core.runtime.options.naming import (
-    described,
-    limits_by_rank,
-    read_cost,
-    read_predictor,
-)
+from lbbsp_core.runtime.options.naming import described, limits_by_rank, read_cost, read_predictor
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.record import run_header
 from lbbsp_core.runtime.record.writer import RunRecord, open_record
-from lbbsp_core.sync import Synchroniser
-from lbbsp_core.sync.base import ends_together
+from lbbsp_core.sync.base import Synchroniser, ends_together
 from lbbsp_core.work import require_work
 
 logger = logging.getLogger("lbbsp.session")
@@ -170,17 +163,7 @@ class AsyncSession:
         self._record: RunRecord | None = None  # while pushes are recorded
         self._recorded = 0  # pushes
         self._identity = Identity.here(devices)
-        self._header = partial(
-            run_header,
-            framework,
-            workers=workers,
-            global_batch_size=global_batch_size,
-            versions=versions,
-            seed=options.seed,
-            sync=self.sync,
-            policy=policy,
-            predictor=predictor,
-        )
+        self._framework, self._versions = framework, versions
         self._meter = StepMeter()
         self._meter.open(options.choose_drivers(policy))
 
@@ -209,7 +192,15 @@ class AsyncSession:
         if self._record_path is not None:
             with self.servers.waiting("for the names of the other workers"):
                 names = [self._read_identity(rank) for rank in range(self.servers.workers)]
-            header = self._header(
+            header = run_header(
+                self._framework,
+                workers=self.servers.workers,
+                global_batch_size=self.constraints.global_batch_size,
+                versions=self._versions,
+                seed=self.options.seed,
+                sync=self.sync,
+                policy=self.policy,
+                predictor=self._estimator.predictor,
                 hosts=[each.host for each in names],
                 devices=[each.device(rank) for rank, each in enumerate(names)],
             )
@@ -267,9 +258,8 @@ class AsyncSession:
             self._part = None
             self._claims.clear()
             return True
-        if not ends_together(self.sync):
-            return False
-        return bool(self._ask(Question.AWAITED, self._iterations, self._limit).first)
+        asked = Question.AWAITED, self._iterations, self._limit
+        return ends_together(self.sync) and bool(self._ask(*asked).first)
 
     def claim_part(self, samples: int) -> bool:
         """Claims a part of the running iteration, when a batch of `samples` of it is computed.
@@ -362,9 +352,9 @@ class AsyncSession:
 
     def _parts_report(self, samples: int, busy_seconds: float) -> PartsReport:
         """Returns what is told of sharing in an iteration; learns what parts cost."""
-        parts, is_slow = self._parts, False
+        parts, count, is_slow = self._parts, 0, False
         if parts is not None:
-            samples, busy_seconds = parts.samples, parts.seconds
+            samples, busy_seconds, count = parts.samples, parts.seconds, parts.parts
             is_slow = any(wait > SLOW_CLAIM_SECONDS for wait in parts.waits)
             self._claim_seconds = parts.mean_wait(self._claim_seconds)
             for part in parts.paced(self._overhead):
@@ -372,7 +362,6 @@ class AsyncSession:
         can_share = not (is_slow or len(self._claims) > 1)
         pace = busy_seconds / max(self._overhead + samples, 1)
         overhead = self._costs.overhead(pace)
-        count = parts.parts if parts else 0
         return PartsReport(
             count, busy_seconds, self._overhead, overhead, self._claim_seconds, can_share
         )
@@ -388,17 +377,16 @@ class AsyncSession:
         before, self._drivers = self._drivers or drivers, drivers
         excluded = self._meter.take_excluded()
         forecast = None if self._forecast is None else float(self._forecast(samples))
+        use = samples, busy_seconds, forecast
         measured: float | None = busy_seconds
         if self._parts is None:  # else of batches of several sizes
-            measured = self._first_uses.measured(samples, busy_seconds, forecast)
+            measured = self._first_uses.measured(*use)
         self._estimate, accepted = self._estimator.learn(
             self._estimate, samples, measured, before, excluded=excluded
         )
         excluded = excluded or (measured is not None and not accepted)
         if self._parts is None:
-            self._first_uses = self._first_uses.after(
-                samples, busy_seconds, forecast, excluded=excluded
-            )
+            self._first_uses = self._first_uses.after(*use, excluded=excluded)
         slope, overhead = protocol.quantise(*self._estimator.predict(self._estimate, drivers))
         self._forecast = protocol.curve(StepMessage(slope, overhead, 0, 0))
         return slope, overhead, excluded

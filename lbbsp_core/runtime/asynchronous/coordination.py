@@ -25,8 +25,7 @@ from lbbsp_core.policy import BatchConstraints, Policy
 from lbbsp_core.runtime.asynchronous.reserves import NO_PARTS, PartsReport, Reserves
 from lbbsp_core.runtime.exchange.protocol import Row, StepMessage, curve, pack, unpack
 from lbbsp_core.runtime.record.record import PUSH_INTEGERS, PushLine
-from lbbsp_core.sync import SyncDecision, Synchroniser
-from lbbsp_core.sync.base import ends_together
+from lbbsp_core.sync.base import SyncDecision, Synchroniser, ends_together
 from lbbsp_core.sync.rounds import Rounds
 
 logger = logging.getLogger("lbbsp.session")
@@ -151,7 +150,7 @@ class CoordinatorService:
         question, number, *values = unpack(table[worker])
         self._answers[worker] = number, *self._decide(worker, Question(question), values)
         known = self._coordinator
-        counts = known.pushes, known.updates, len(known.present), int(known.has_reserve)
+        counts = known.pushes, known.updates, len(known.rounds.active), int(known.has_reserve)
         answers = (
             Answer(number, released, *counts, first, second)
             for (number, first, second), released in zip(self._answers, known.released, strict=True)
@@ -274,11 +273,6 @@ class Coordinator:
         self._samples = [0] * workers  # of the last push of each worker
         self._together: SyncDecision | None = None  # decided, the sum may be incomplete
 
-    @property
-    def present(self) -> set[int]:
-        """Ranks of the workers that have not finished."""
-        return self.rounds.active
-
     def claim(self, worker: int, limit: int, iteration: int = 0, first: int = 0) -> tuple[int, int]:
         """Assigns samples before `limit` to a worker: positions of the first and after the last.
 
@@ -295,7 +289,7 @@ class Coordinator:
 
     def is_awaited(self, worker: int, iteration: int, limit: int) -> bool:
         """Returns whether others have claimed samples before `limit` for an iteration."""
-        others = (self._claims[other] for other in self.present - {worker})
+        others = (self._claims[other] for other in self.rounds.active - {worker})
         return any(claims.get(iteration, limit) < limit for claims in others)
 
     def claim_part(self, worker: int, limit: int) -> tuple[int, int]:
@@ -388,7 +382,7 @@ class Coordinator:
             )
         self.updates += 1
         self._summed -= {*decision.aggregate}
-        if self.present <= {*decision.release}:  # a barrier: leads are counted from it
+        if self.rounds.active <= {*decision.release}:  # a barrier: leads are counted from it
             self._counts = [0] * len(self._counts)
         self._release(decision)
 
@@ -397,11 +391,11 @@ class Coordinator:
 
         Returns what `entered` does: the sum may be complete now.
         """
-        if worker not in self.present:
+        if worker not in self.rounds.active:
             return None
         self.rounds.remove(worker)
         if self.reserves:
-            self.reserves.forget(self.present)
+            self.reserves.forget(self.rounds.active)
         self._state, decision = self.synchroniser.finish(self._state, worker, self._now())
         self._handle(decision)
         return self._complete()
@@ -424,7 +418,7 @@ class Coordinator:
             self._release(decision)
 
     def _release(self, decision: SyncDecision) -> None:
-        slowest = min((self._counts[worker] for worker in self.present), default=0)
+        slowest = min((self._counts[worker] for worker in self.rounds.active), default=0)
         for worker in decision.release:
             self.released[worker] += 1
             self._leads[worker] = self._counts[worker] - slowest

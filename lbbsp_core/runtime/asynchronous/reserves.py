@@ -36,12 +36,6 @@ class PartsReport(NamedTuple):
 NO_PARTS: Final = PartsReport()
 
 
-class _Ran(NamedTuple):
-    pace: Pace
-    shared: PartsReport
-    excluded: bool
-
-
 class Reserves:
     """Divides the plan of each iteration into main parts and a reserve, and deals out both.
 
@@ -69,8 +63,9 @@ class Reserves:
         self._split = Split((), 0)
         self._percent, self._began = 0, 0.0
         self._claims: dict[int, Claims] = {}
-        self._overheads: dict[int, PartsReport] = {}  # told last, by rank
-        self._ran: dict[int, _Ran] = {}
+        self._told: dict[int, PartsReport] = {}  # last, by rank
+        # Of those that have ended the iteration, by rank; None: nothing is learned from it.
+        self._ran: dict[int, Pace | None] = {}
         self.left = 0
         self.has_failed = False
 
@@ -89,7 +84,7 @@ class Reserves:
         if not self.left or limit <= 0:
             return 0
         if worker not in self._claims:
-            told = self._overheads.get(worker, PartsReport())
+            told = self._told.get(worker, NO_PARTS)
             self._claims[worker] = Claims(
                 *(self._sizes, self._split.mains, worker, self._state.step_seconds or 1.0),
                 *(told.claim_seconds, told.part_overhead, self._granularity),
@@ -116,19 +111,19 @@ class Reserves:
         planned = self._sizes[worker] if worker < len(self._sizes) else samples
         pace = busy_seconds / max(shared.step_overhead + samples, 1)
         own = Pace(pace, shared.step_overhead, shared.part_overhead)
-        self._ran[worker] = _Ran(own, shared, excluded or not busy_seconds or not samples)
-        self._overheads[worker] = shared
+        self._ran[worker] = None if excluded or not busy_seconds or not samples else own
+        self._told[worker] = shared
         self.has_failed |= not shared.can_share
         return planned, own.main(planned)
 
     def _learn(self) -> None:
         """Chooses the fraction of the next iteration by the one that has ended."""
-        ran = {worker: self._ran[worker] for worker in sorted(self._ran) if self._sizes[worker]}
-        if ran and not any(each.excluded for each in ran.values()):
-            shared = [each.shared for each in ran.values()]
-            claim = sum(each.claim_seconds for each in shared) / len(shared)
-            seen = Seen(self._percent, max(each.seconds for each in shared))
-            sizes, paces = [self._sizes[worker] for worker in ran], [e.pace for e in ran.values()]
+        ran = [worker for worker in sorted(self._ran) if self._sizes[worker]]
+        paces = [pace for worker in ran if (pace := self._ran[worker]) is not None]
+        if ran and len(paces) == len(ran):
+            told, sizes = [self._told[worker] for worker in ran], [self._sizes[w] for w in ran]
+            claim = sum(each.claim_seconds for each in told) / len(told)
+            seen = Seen(self._percent, max(each.seconds for each in told))
             self._state = self._hindsight.update(
                 self._state, sizes, paces, claim, self._granularity, seen
             )

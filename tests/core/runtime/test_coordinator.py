@@ -186,7 +186,7 @@ def test_who_leaves_holds_nobody_back_and_updates_for_those_who_wait() -> None:
     assert bsp.finish(1), "worker 1 applies what worker 0 has pushed"
     bsp.applied()
     assert bsp.released == [2, 1]
-    assert bsp.present == {0}
+    assert bsp.rounds.active == {0}
     assert not bsp.finish(1), "once is enough"
 
 
