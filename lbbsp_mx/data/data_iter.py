@@ -65,11 +65,12 @@ class PlannedIter(mx.io.DataIter):
     ) -> None:
         super().__init__(1)  # it describes batches of one sample until the first one is drawn
         self._layout = layout
-        self._names: tuple[str | list[str], str | list[str]] = (data_name, label_name)
         if isinstance(data, gluon.data.Dataset):
             loader = gluon.data.DataLoader(data, batch_sampler=sampler, **loading)
             self._epoch: Callable[[], Iterator[Batch]] = lambda: map(_halves, loader)
             self._current = _halves(loader._batchify_fn([data[0]]))
+            named = zip((data_name, label_name), self._current, strict=True)
+            self._names = [_numbered(name, len(part)) for name, part in named]
         elif loading:
             raise TypeError(
                 f"only a gluon data set takes options of DataLoader, got {loading}: leave them "
@@ -78,7 +79,7 @@ class PlannedIter(mx.io.DataIter):
         else:
             source = array_iter(data, label, data_name, label_name, layout)
             self._layout = source.layout
-            self._names = ([name for name, _ in source.data], [name for name, _ in source.label])
+            self._names = [[name for name, _ in part] for part in (source.data, source.label)]
             self._epoch = lambda: map(partial(_read, source), sampler)
             self._current = _read(source, [0])
         self._sampler = sampler
@@ -142,7 +143,7 @@ class PlannedIter(mx.io.DataIter):
     def _described(self, half: int) -> list[DataDesc]:
         arrays, sizes = self._current[half], {self._axis: self.batch_size}
         shapes = [tuple(sizes.get(i, n) for i, n in enumerate(each.shape)) for each in arrays]
-        named = zip(_numbered(self._names[half], len(arrays)), shapes, arrays, strict=True)
+        named = zip(self._names[half], shapes, arrays, strict=True)
         return [DataDesc(name, shape, each.dtype, self._layout) for name, shape, each in named]
 
 
@@ -166,10 +167,8 @@ def _halves(batch: Any) -> Batch:
     return parts[:1], parts[1:]
 
 
-def _numbered(name: str | list[str], count: int) -> list[str]:
+def _numbered(name: str, count: int) -> list[str]:
     """Returns the names of arrays, as ``NDArrayIter`` does."""
-    if isinstance(name, list):
-        return name
     return [name] if count == 1 else [f"_{number}_{name}" for number in range(count)]
 
 

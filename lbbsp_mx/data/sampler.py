@@ -236,10 +236,9 @@ def make_sampler(
                 f"sampler=, got beside={beside!r}, sampler={sampler!r}"
             )
         seed = session.options.seed if seed is None else seed
-        if session.workers > 1:
-            session.finish_barrier()
-            facts = {"number of samples beside": num_samples, "seed beside": seed}
-            handshake.compare(session.collectives, {**facts, "shuffle beside": int(shuffle)})
+        session.finish_barrier()
+        facts = {"number of samples beside": num_samples, "seed beside": seed}
+        handshake.compare(session.collectives, {**facts, "shuffle beside": int(shuffle)})
         return CompanionSampler(session, beside, SampleStream(num_samples, seed, shuffle))
     drawer = None
     if sampler is None:

@@ -81,7 +81,7 @@ class LoadBalancingHandler(
                 f"{kind.__name__}: pass Estimator(..., trainer=lbbsp_mx.Trainer(...))"
             )
         checkpoints, session = estimator.trainer._checkpoints, estimator.trainer._session
-        folder = None if checkpoints.regular else self._checkpoint
+        folder = None if checkpoints.schedule.regular else self._checkpoint
         if folder is not None and checkpoints.resume(folder, self._every):
             _leave_out_what_is_done(estimator)
         checkpoints.schedule.open()

@@ -55,11 +55,6 @@ class Checkpoints:
         self._given = states.given_settings(trainer)
         self._unchecked: tuple[object, Checkpoint] | None = None  # whence, and what was loaded
 
-    @property
-    def regular(self) -> bool:
-        """True if checkpoints are written regularly."""
-        return self.schedule.regular
-
     # Folder with the checkpoints of all workers
 
     def save(self, folder: str | Path) -> bool:
@@ -67,7 +62,7 @@ class Checkpoints:
         self._check_single()
         check_states(self._session.balancer)
         writer = self._writer_to(folder)
-        if self.regular and writer is self.schedule.writer:
+        if self.schedule.regular and writer is self.schedule.writer:
             self.schedule.save()
         else:
             state = self._session.save_state()

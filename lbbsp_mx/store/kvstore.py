@@ -340,13 +340,10 @@ def make_store(kvstore: mx.kv.KVStore | str | None) -> SharedStore:
 
 def _checked(kind: str | mx.kv.KVStore) -> str:
     """Returns the kind of a native store."""
-    if isinstance(kind, SharedStore):
-        return kind.kind
-    given = getattr(kind, "type", kind)
-    name = kind_of(given) if isinstance(given, str) else given
-    if name not in KINDS:
+    name = kind_of(kind)
+    if name is None or name not in KINDS:
         raise ValueError(
-            f"the store must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {name!r}: "
+            f"the store must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {kind!r}: "
             "choose dist_sync in a cluster, device in one process with several GPUs"
         )
     if name not in IN_ONE_PROCESS and not cluster.in_cluster():

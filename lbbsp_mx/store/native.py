@@ -52,9 +52,16 @@ _LEFT_REMEDY = (
 _SHUTDOWN_SECONDS = 12.0  # for which the servers may need to end, when all workers have finished
 
 
-def kind_of(name: str) -> str:
-    """Returns the kind of store that a name of MXNet, or of its registry, stands for."""
-    kind = name.removeprefix(f"{NAME}_")
+def kind_of(store: object) -> str | None:
+    """Returns the kind of a store, or that for which a name of MXNet or its registry stands.
+
+    Of stores of others, which are none of MXNet's KVStores, it is None.
+    """
+    if isinstance(store, mx.kv.KVStore):  # of ours not all types tell the kind
+        store = getattr(store, "kind", store.type)
+    if not isinstance(store, str):
+        return None
+    kind = store.removeprefix(f"{NAME}_")
     return ALIASES.get(kind, kind)
 
 
@@ -110,7 +117,7 @@ class Runtime:
             self._watching.start()
             with self.watchdog.deadline(start_seconds, message), marks.waiting():
                 store = self._adopt(mx.kv.create(kind))
-        if kind_of(store.type) != kind:
+        if kind_of(store) != kind:
             raise ValueError(
                 f"this process already has a store {store.type!r}, and MXNet cannot "
                 f"create a second one: use the first one instead of {kind!r}"
@@ -173,8 +180,8 @@ class Runtime:
         # Watches over the scheduler, which in turn watches over all other processes.
         self._watching.start()
         native._barrier()
-        if kind_of(native.type) in DISTRIBUTED and native.num_workers > 1:
-            self._exchange = _Exchange(native, self.numbers, self.lock, self.activity)
+        if kind_of(native) in DISTRIBUTED and native.num_workers > 1:
+            self._exchange = _Exchange(native, self)
         return native
 
     @contextmanager
@@ -220,20 +227,14 @@ class Runtime:
 class _Exchange:
     """What workers exchange beside their training: what each of them does; a collective."""
 
-    def __init__(
-        self,
-        native: mx.kv.KVStore,
-        numbers: Iterator[int],
-        lock: AbstractContextManager[object],
-        activity: CurrentActivity,
-    ) -> None:
-        self._native, self._lock = native, lock
-        self._end_key = next(numbers)
+    def __init__(self, native: mx.kv.KVStore, process: Runtime) -> None:
+        self._native, self._lock = native, process.lock
+        self._end_key = next(process.numbers)
         native.init(self._end_key, mx.nd.zeros(1))
-        keys = [next(numbers) for _ in range(native.num_workers)]
-        self.board = KeyBoard(native, keys, lock)
+        keys = [next(process.numbers) for _ in range(native.num_workers)]
+        self.board = KeyBoard(native, keys, process.lock)
         self.heartbeat = Heartbeat(
-            self.board, native.rank, native.num_workers, activity,
+            self.board, native.rank, native.num_workers, process.activity,
             silence_seconds=math.inf,  # the scheduler knows better
             tail_seconds=_TAIL_SECONDS, apart_seconds=_TAIL_SECONDS, left_remedy=_LEFT_REMEDY,
         )  # fmt: skip

@@ -245,7 +245,7 @@ class TrainingControl(StoreTrainer):
     def _check_beside(self, total: int | None, parts: int, options: Mapping[str, object]) -> None:
         """Raises an error if these are not the arguments of a trainer beside this one."""
         self._steps.check_leads()
-        if self._checkpoints.regular:
+        if self._checkpoints.schedule.regular:
             raise ValueError(SEVERAL_CHECKPOINTS)
         own = {"global_batch_size": self._global_batch_size, "accumulate": self._steps.draws.parts}
         for name, given in (("global_batch_size", total), ("accumulate", parts)):

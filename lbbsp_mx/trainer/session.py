@@ -77,12 +77,9 @@ def gluon_store(kvstore: Store) -> Store:
 
 def _kind(kvstore: Store) -> str | None:
     """Returns the kind of a store of MXNet or of this package; None of those of others."""
-    if isinstance(kvstore, SharedStore):
-        return kvstore.kind
     if kvstore in (NAME, GLUON_NAME):
         return "dist_sync" if cluster.in_cluster() else "device"
-    name = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore or "local"
-    return kind_of(name) if isinstance(name, str) else None
+    return kind_of(kvstore or "local")
 
 
 def check_options(
@@ -142,10 +139,8 @@ def start_session(
         return cast(PipelinedSession, Unplanned(store))
     options = options.for_workers(store.workers, total)
     if options.granularity is None:
-        rows = [[parts, len(contexts)]]
-        if store.workers > 1:
-            rows = store.all_gather(rows[0])
-            compare_facts(["accumulate"], [row[:1] for row in rows])
+        rows = store.all_gather([parts, len(contexts)])
+        compare_facts(["accumulate"], [row[:1] for row in rows])
         options = with_granularity(options, [count for _, count in rows], total, parts)
     facts = {"parameters": len(trainer._params), "accumulate": parts}
     devices = devices_of(contexts)
