@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import mxnet as mx
 import numpy as np
@@ -81,12 +81,12 @@ def given_settings(trainer: gluon.Trainer) -> dict[str, str]:
     return settings_of(found)
 
 
-def read_optimizer(trainer: gluon.Trainer, state: Json, arrays: Arrays) -> Callable[[], None]:
-    """Reads the state of `optimizer_state`; returns a function that gives it to the optimizer.
+def read_optimizer(trainer: gluon.Trainer, state: Any, arrays: Arrays) -> Callable[[], None]:
+    """Reads the JSON of `optimizer_state`; returns a function that gives it to the optimizer.
 
     Nothing has changed if it is of another optimizer, or cannot be read.
     """
-    owners, found = _owners(trainer), cast(Any, state)
+    owners = _owners(trainer)
 
     def read(value: Json) -> Any:
         return _of_mxnet(from_json(value, arrays, _RECORDS), trainer._contexts[0])
@@ -94,10 +94,10 @@ def read_optimizer(trainer: gluon.Trainer, state: Json, arrays: Arrays) -> Calla
     try:
         attributes = [
             {name: read(value) for name, value in _checked(what, owner, saved).items()}
-            for (what, owner), saved in zip(owners.items(), found["objects"], strict=True)
+            for (what, owner), saved in zip(owners.items(), state["objects"], strict=True)
         ]
         # Every device gets arrays of its own.
-        states = [dict(read(found["states"])) for _ in trainer._updaters]
+        states = [dict(read(state["states"])) for _ in trainer._updaters]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the state of an optimizer cannot be read: {error!r}") from None
 
