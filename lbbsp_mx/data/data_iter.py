@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 import mxnet as mx
@@ -80,8 +79,9 @@ class PlannedIter(mx.io.DataIter):
             source = array_iter(data, label, data_name, label_name, layout)
             self._layout = source.layout
             self._names = [[name for name, _ in part] for part in (source.data, source.label)]
-            self._epoch = lambda: map(partial(_read, source), sampler)
-            self._current = _read(source, [0])
+            samples = ArraySamples(source)
+            self._epoch = lambda: map(samples.take, sampler)
+            self._current = samples[0]
         self._sampler = sampler
         self._axis = self._layout.find("N")
         self._iterator: Iterator[Batch] | None = None
@@ -147,18 +147,28 @@ class PlannedIter(mx.io.DataIter):
         return [DataDesc(name, shape, each.dtype, self._layout) for name, shape, each in named]
 
 
-def _read(source: mx.io.NDArrayIter, indices: Sequence[int]) -> Batch:
-    """Returns the samples with these numbers."""
-    axis = source.layout.find("N")
-    num_samples = min(array.shape[axis] for _, array in source.data + source.label)
-    if max(indices) >= num_samples:
-        raise IndexError(
-            f"the sampler draws sample {max(indices)} of arrays of {num_samples} samples: create "
-            "both for the same data set"
-        )
-    parts = (source.data, source.label)
-    data, label = ([_take(array, indices, axis) for _, array in part] for part in parts)
-    return data, label
+class ArraySamples(Sequence[Batch]):
+    """Samples of the arrays of an ``NDArrayIter``, by number."""
+
+    def __init__(self, source: mx.io.NDArrayIter) -> None:
+        self._axis = source.layout.find("N")
+        self._halves = [[array for _, array in part] for part in (source.data, source.label)]
+
+    def __len__(self) -> int:
+        return min(int(each.shape[self._axis]) for half in self._halves for each in half)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.take([number])
+
+    def take(self, indices: Sequence[int]) -> Batch:
+        """Returns a batch of the samples with these numbers."""
+        if max(indices) >= len(self):
+            raise IndexError(
+                f"the sampler draws sample {max(indices)} of arrays of {len(self)} samples: create "
+                "both for the same data set"
+            )
+        data, label = ([_take(each, indices, self._axis) for each in half] for half in self._halves)
+        return data, label
 
 
 def _halves(batch: Any) -> Batch:

@@ -14,7 +14,7 @@ from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.options.options import Options, SessionOptions
 from lbbsp_core.validate import require_flag, require_integer
 from lbbsp_mx import cluster, compat, env
-from lbbsp_mx.data.data_iter import Columns, PlannedIter
+from lbbsp_mx.data.data_iter import ArraySamples, Columns, PlannedIter
 from lbbsp_mx.data.sampler import Draws, make_sampler
 from lbbsp_mx.module import module_data
 from lbbsp_mx.module.pushes import NO_OPTIMIZER, BalancedIter, ModuleSteps
@@ -133,7 +133,7 @@ class KVStore(SharedStore):
         source, params = module_data.source_of(collectives, data, label, iter_params)
         each = devices_of_module(devices)
         session = runtime().open_session(collectives, total, chosen, parts=devices, devices=each)
-        samples = source if isinstance(source, gluon.data.Dataset) else module_data.Samples(source)
+        samples = source if isinstance(source, gluon.data.Dataset) else ArraySamples(source)
         sampler = make_sampler(session, Draws(), samples, None, shuffle, drop_last=drop_last)
         last = sampler.order.size(sampler.order.steps_per_epoch - 1)
         most = devices if workers > 1 else max(devices, last)

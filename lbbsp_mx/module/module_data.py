@@ -82,21 +82,6 @@ def source_of(
     return array_iter(data, label, **names), params
 
 
-class Samples(Sequence[Any]):
-    """Samples of arrays by number, for comparisons between workers."""
-
-    def __init__(self, source: mx.io.NDArrayIter) -> None:
-        self._axis = source.layout.find("N")
-        self._arrays = [array for _, array in source.data + source.label]
-
-    def __len__(self) -> int:
-        return min(int(array.shape[self._axis]) for array in self._arrays)
-
-    def __getitem__(self, number: Any) -> list[Any]:
-        where = (slice(None),) * self._axis + (number,)
-        return [array[where] for array in self._arrays]
-
-
 def _restored_iter(source: mx.io.NDArrayIter, collectives: Collectives) -> mx.io.NDArrayIter:
     """Returns an iterator over the arrays as they were before `source` shuffled them; a collective.
 

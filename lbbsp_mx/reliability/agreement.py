@@ -66,9 +66,8 @@ class Agreement:
     equal in every step is compared in its steps.
     """
 
-    def __init__(
-        self, trainer: gluon.Trainer, session: PipelinedSession, leader: Agreement | None = None
-    ) -> None:
+    def __init__(self, trainer: gluon.Trainer, leader: Agreement | None = None) -> None:
+        session: PipelinedSession = trainer._session
         self._trainer, self._session = trainer, session
         self._compared = [self] if leader is None else []
         self.number = 0 if leader is None else len(leader._compared)

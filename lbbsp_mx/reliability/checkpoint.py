@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +39,9 @@ _PICKLE = b"\x80"  # first byte of the files of gluon's own trainer
 class Checkpoints:
     """Checkpoints of one trainer."""
 
-    def __init__(
-        self, trainer: gluon.Trainer, session: PipelinedSession, check_single: Callable[[], None]
-    ) -> None:
+    def __init__(self, trainer: gluon.Trainer) -> None:
+        session: PipelinedSession = trainer._session
         self._trainer, self._session = trainer, session
-        self._check_single = check_single  # raises an error if several trainers share the batches
         self.schedule = CheckpointSchedule(
             session, session.extensions[Stopping], self._collect_regular, self._say_left,
             is_idle=lambda: session.order is not None and not session.in_epoch,
@@ -59,7 +56,7 @@ class Checkpoints:
 
     def save(self, folder: str | Path) -> bool:
         """Writes a checkpoint; a collective. Returns whether this worker's part has succeeded."""
-        self._check_single()
+        self._trainer._steps.check_single()
         check_states(self._session.balancer)
         writer = self._writer_to(folder)
         if self.schedule.regular and writer is self.schedule.writer:
@@ -73,7 +70,7 @@ class Checkpoints:
 
     def load(self, folder: str | Path) -> bool:
         """Continues from the newest complete checkpoint, if there is any; a collective."""
-        self._check_single()
+        self._trainer._steps.check_single()
         for writer in self._writers.values():
             writer.flush()
         self._session.any_worker(False)  # the others read after the file is complete

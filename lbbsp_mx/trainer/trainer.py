@@ -154,8 +154,8 @@ class Trainer(TrainingControl):
         else:
             self._steps = StepsBeside(beside._steps)
         self._session = session = self._steps.session
-        self._agreement = Agreement(self, session, beside and beside._agreement)
-        self._checkpoints = Checkpoints(self, session, self._steps.check_single)
+        self._agreement = Agreement(self, beside and beside._agreement)
+        self._checkpoints = Checkpoints(self)
         if beside is None and global_batch_size is not None:
             # Peers wait for the message of the last barrier, which comes first; a slow file system
             # comes last.

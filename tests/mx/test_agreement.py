@@ -73,7 +73,7 @@ def test_weights_are_read_when_the_batch_no_longer_reads_them(read, monkeypatch)
 
 def settings(optimizer):
     it = trainer(network(), optimizer)
-    return Agreement(it, it._session)._settings()
+    return Agreement(it)._settings()
 
 
 def test_settings_are_the_hyperparameters_that_an_update_depends_on():
@@ -117,7 +117,7 @@ def test_the_rest_of_the_network_is_found(passes):
     expected = {id(param) for layer in (*parts, model[1]) for param in layer.params.values()
                 if "running" not in param.name}  # fmt: skip
     expected -= {id(net[2].weight), *map(id, it._params)}  # the former has no shape yet
-    assert set(map(id, Agreement(it, it._session)._others())) == expected
+    assert set(map(id, Agreement(it)._others())) == expected
 
 
 def test_a_single_worker_compares_nothing(monkeypatch):
