@@ -1,14 +1,13 @@
-"""All patches for MXNet: NumPy names that 1.9.1 needs; hooks in losses, estimators, the profiler.
+"""All patches for MXNet: a NumPy name that 1.9.1 needs; hooks in losses, estimators, the profiler.
 
 MXNet reads ``numpy.bool``, which NumPy 1.24 removed, while it is imported and while it runs
-(apache/mxnet#21165; the project is retired, so it will not be fixed there). NumPy 2 has removed
-further names that MXNet imports. A name is restored only if it is missing.
+(apache/mxnet#21165; the project is retired, so it will not be fixed there). With NumPy 2 it cannot
+be imported at all.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,18 +21,12 @@ from lbbsp_mx import env
 
 _SERVER_MODULE = "mxnet.kvstore.kvstore_server"
 
-_INFINITE = {"Inf": math.inf, "PINF": math.inf, "NINF": -math.inf}
-_NUMBERS = {**_INFINITE, "NaN": math.nan, "NAN": math.nan, "PZERO": 0.0, "NZERO": -0.0}
-_FUNCTIONS = {"alltrue": np.all, "sometrue": np.any, "product": np.prod, "round_": np.round}
-_NAMES: dict[str, object] = {"bool": bool, **_NUMBERS, **_FUNCTIONS}
-"""What MXNet 1.9.1 reads in NumPy."""
-
 _UNSUPPORTED_PYTHON = (3, 13)
 """Oldest Python without a release of NumPy 1, on which MXNet 1.9.1 depends."""
 
 
 def import_mxnet() -> None:
-    """Imports MXNet, after restoring the names that it needs in NumPy.
+    """Imports MXNet, after restoring the name that it needs in NumPy.
 
     If ``DMLC_ROLE`` is server or scheduler, MXNet would serve within the import, where nothing can
     watch over the job: its module that does so is left out, and `lbbsp_mx.server` serves instead.
@@ -61,15 +54,8 @@ def import_mxnet() -> None:
 
 
 def restore_numpy_names() -> None:
-    """Restores the names that MXNet 1.9.1 reads and that NumPy lacks."""
-    for name, value in _NAMES.items():
-        if name not in vars(np):
-            setattr(np, name, value)
-
-
-def restored_names() -> list[str]:
-    """Returns the names that `restore_numpy_names` has restored in this NumPy."""
-    return [name for name, value in _NAMES.items() if vars(np).get(name) is value]
+    """Restores the name that MXNet 1.9.1 reads and that NumPy lacks."""
+    vars(np).setdefault("bool", bool)
 
 
 def watch_sample_weights(notice: Callable[[], None]) -> None:
