@@ -1,6 +1,6 @@
 """LB-BSP for MXNet: a KVStore and a gluon Trainer that balance unequal workers.
 
-Import it before `mxnet`: the import restores names that MXNet needs in NumPy, and checks the
+Import it before `mxnet`: the import restores a name that MXNet needs in NumPy, and checks the
 ``DMLC_*`` variables, because MXNet aborts or waits indefinitely if they are wrong. If these make
 the process a server or the scheduler, it serves within the import, and exits when the job ends.
 """

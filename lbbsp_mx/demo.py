@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import lbbsp_mx  # before mxnet: restores the names that mxnet needs in NumPy
+import lbbsp_mx  # before mxnet: restores the name that mxnet needs in NumPy
 
 import mxnet as mx  # isort: skip
 import numpy as np

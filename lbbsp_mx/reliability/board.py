@@ -63,14 +63,7 @@ class KeyBoard:
         with self.using() as usable:
             late = time.monotonic() - self._posted_at >= self._interval
             if usable and (late or leaves or beat.loss != before.loss):
-                # Each push needs an array of its own, because MXNet also receives values of the
-                # key in it.
-                own = mx.nd.array([*row, *self._suspect])
-                arrays = [own, *(_zeros() for _ in self._keys[1:])]
-                with self._lock:
-                    for array in arrays:
-                        self._native.push(self._keys[self._rank], array)
-                wait_for(arrays)
+                self._push([*row, *self._suspect])
                 self._posted, self._posted_at = beat, time.monotonic()
 
     def read(self, rank: int) -> Sequence[int] | None:
@@ -78,10 +71,7 @@ class KeyBoard:
         with self.using() as usable:
             if not usable:
                 return None
-            pulled = _zeros()
-            with self._lock:
-                self._native.pull(self._keys[rank], out=pulled)
-            row = [int(value) for value in pulled.asnumpy()]
+            row = self._pull(rank)
         now = self._answered = time.monotonic()
         if not any(row):
             return None
@@ -126,6 +116,22 @@ class KeyBoard:
         """Waits for a call of the store, and lets no other begin; yields whether it is open."""
         with self._busy:
             yield not self._closed
+
+    # Functions of their own, so that their arrays are freed, by calls of MXNet, within `using`.
+
+    def _push(self, row: Sequence[int]) -> None:
+        # Each push needs an array of its own, because MXNet also receives values of the key in it.
+        arrays = [mx.nd.array(row), *(_zeros() for _ in self._keys[1:])]
+        with self._lock:
+            for array in arrays:
+                self._native.push(self._keys[self._rank], array)
+        wait_for(arrays)
+
+    def _pull(self, rank: int) -> list[int]:
+        row = _zeros()
+        with self._lock:
+            self._native.pull(self._keys[rank], out=row)
+        return [int(value) for value in row.asnumpy()]
 
 
 def _zeros() -> mx.nd.NDArray:
