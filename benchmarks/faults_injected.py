@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 
-from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.policy.fixed_shares import FixedState
 
 VARIABLE = "FAULTS"

@@ -18,7 +18,7 @@ from lbbsp_tf.exchange.collectives import mirrored_collectives
 from lbbsp_tf.monitoring import WorkerScalars
 from lbbsp_tf.reliability.checkpoints import Checkpoints
 from lbbsp_tf.step.batchnorm import synchronized_layers
-from lbbsp_tf.step.parts import Parts
+from lbbsp_tf.step.step import PartsOfStep
 from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.training import Training
 
@@ -44,7 +44,7 @@ class BalancedFit(keras.callbacks.Callback):
         if self._adds_figures:
             self._session.observers.append(lambda line: None)  # figures are of observed steps
         self._scalars = WorkerScalars(self._session)
-        self._train_functions: dict[Parts | None, Callable[..., Nest]] = {}
+        self._train_functions: dict[PartsOfStep | None, Callable[..., Nest]] = {}
         self._traced_for: tuple[object, ...] = ()
         self._in_fit = self._in_step = False
         self._callbacks: keras.callbacks.CallbackList | None = None
@@ -174,7 +174,7 @@ class BalancedFit(keras.callbacks.Callback):
         return self._train_functions[self._step.parts](iterator)
 
     def _function(
-        self, model: keras.Model, iterator: Nest, parts: Parts | None
+        self, model: keras.Model, iterator: Nest, parts: PartsOfStep | None
     ) -> Callable[..., Nest]:
         """Returns a train function; where steps may share work it is traced, and does nothing."""
         own, step = model.train_function, self._step

@@ -23,7 +23,7 @@ from lbbsp_tf.data.dataset import Pipeline
 from lbbsp_tf.exactness.probe import Probe, sketch_of
 from lbbsp_tf.exchange.claims import counters
 from lbbsp_tf.step.parts import Parts, PartStep
-from lbbsp_tf.step.step import BalancedStep
+from lbbsp_tf.step.step import BalancedStep, PartsOfStep
 from lbbsp_tf.step.train_step import Weighting
 
 logger = logging.getLogger("lbbsp.tf")
@@ -54,7 +54,7 @@ class Sharing:
         self._parts: Parts | None = None
 
     @property
-    def ways_to_step(self) -> Sequence[Parts | None]:
+    def ways_to_step(self) -> Sequence[PartsOfStep | None]:
         """Parts with which steps of this training may run; None: without."""
         return (None, self._parts) if self._extensions[0].allowed else (None,)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -257,6 +257,27 @@ def test_the_table_has_no_cycle():
         for room, targets in MAY_IMPORT.items()
     }
     TopologicalSorter(arrows).prepare()  # raises an error that names the cycle
+
+
+def test_no_file_imports_one_that_imports_it():
+    """Also not for its types only."""
+    files = {".".join(each.path.with_suffix("").parts): each for each in sources()}
+    arrows = {
+        name: {
+            target
+            for found in imports(source)
+            if (target := _file_of(found.module, files)) not in (None, name)
+        }
+        for name, source in files.items()
+        if not name.endswith("__init__")
+    }
+    pairs = {(one, other) for one in arrows for other in arrows[one] & arrows.keys()}
+    assert not [pair for pair in pairs if pair[::-1] in pairs]
+
+
+def _file_of(module: str, files: Collection[str]) -> str | None:
+    """Returns the file that defines a module or a name of it, if it is one of these."""
+    return next((name for name in (module, module.rpartition(".")[0]) if name in files), None)
 
 
 def test_the_core_imports_no_framework_and_plugins_not_each_other():

@@ -1,14 +1,7 @@
 """Policies: which batch sizes to use in the next steps."""
 
-from lbbsp_core.policy.base import (
-    BatchConstraints,
-    Notices,
-    Observation,
-    Policy,
-    PolicyState,
-    Sizes,
-    require_asynchronous,
-)
+from lbbsp_core.policy.base import Notices, Observation, Policy, PolicyState, require_asynchronous
+from lbbsp_core.policy.constraints import BatchConstraints, Sizes
 from lbbsp_core.policy.epoch_balanced import EpochBalanced
 from lbbsp_core.policy.even import Even, even_plan
 from lbbsp_core.policy.first_uses import FirstUses

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import AffineArray, Cost
+from lbbsp_core.policy.constraints import BatchConstraints, Sizes
 from lbbsp_core.policy.first_uses import FirstUses
-from lbbsp_core.types import Limits
-from lbbsp_core.validate import require_integer
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # plain `Policy` stands for one with any state (PEP 696)
@@ -24,75 +22,6 @@ else:
     S = TypeVar("S")
 
 N = TypeVar("N", int, float)
-Sizes = tuple[int, ...]
-"""A plan: samples of each worker by rank, summing to the global batch size."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchConstraints:
-    """Static facts that a policy plans for.
-
-    Args:
-        global_batch_size: X, >= 1.
-        limits: Bounds by rank; their number is the number of workers, N.
-        granularity: Sizes are multiples of it, >= 1, except that one worker may take the
-            remainder.
-
-    Raises:
-        ValueError: X or the granularity is no such integer, or the minima exceed X, so that no
-            plan exists.
-
-    Example:
-        >>> BatchConstraints(64, (Limits(), Limits(8))).workers
-        2
-    """
-
-    global_batch_size: int
-    limits: tuple[Limits, ...]
-    granularity: int = 1
-
-    def __post_init__(self) -> None:
-        for name, minimum in (("global_batch_size", 0), ("granularity", 1)):  # also NumPy's
-            value = require_integer(name, getattr(self, name), minimum)
-            object.__setattr__(self, name, value)
-        min_total = sum(bounds.minimum for bounds in self.limits)
-        if self.global_batch_size < min_total:
-            raise ValueError(
-                f"global_batch_size must be at least workers * minimum = {min_total}, got "
-                f"{self.global_batch_size}: raise it, or lower Limits.minimum"
-            )
-
-    def __hash__(self) -> int:
-        # Those of thousands of workers are looked up in each step, and few differ in the rest.
-        return hash((self.global_batch_size, self.granularity, self.limits[:2]))
-
-    @property
-    def workers(self) -> int:
-        """Number of workers, N."""
-        return len(self.limits)
-
-    def allow(self, sizes: Sizes) -> bool:
-        """Returns whether a plan made under other constraints satisfies these."""
-        return (
-            len(sizes) == self.workers
-            and sum(sizes) == self.global_batch_size
-            and sum(size % self.granularity > 0 for size in sizes) <= 1
-            and all(map(Limits.allow, self.limits, sizes))
-        )
-
-    def plan(self, costs: Sequence[Cost]) -> Sizes:
-        """Returns the exact best plan for `costs`, see `lbbsp_core.allocate`.
-
-        Args:
-            costs: Cost of each worker by rank, shape ``(workers,)``.
-
-        Raises:
-            ValueError: No plan satisfies limits and granularity.
-        """
-        sizes = allocate(
-            costs, total=self.global_batch_size, limits=self.limits, granularity=self.granularity
-        )
-        return tuple(sizes.tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.policy.base import Observation, Policy
+from lbbsp_core.policy.constraints import BatchConstraints, Sizes
 from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
 
 

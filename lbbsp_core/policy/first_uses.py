@@ -7,12 +7,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lbbsp_core.cost import Cost
-
-if TYPE_CHECKING:
-    from lbbsp_core.policy.base import BatchConstraints, Sizes
+from lbbsp_core.policy.constraints import BatchConstraints, Sizes
 
 _REMEMBERED: Final = 7  # first uses of a worker
 _ENOUGH: Final = 2  # of them tell whether they are free

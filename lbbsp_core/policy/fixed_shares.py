@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from lbbsp_core.cost import Proportional
-from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.policy.base import Observation, Policy
+from lbbsp_core.policy.constraints import BatchConstraints, Sizes
 from lbbsp_core.validate import require_positive
 
 

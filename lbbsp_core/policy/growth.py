@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from lbbsp_core.policy.base import BatchConstraints, Sizes
+from lbbsp_core.policy.constraints import BatchConstraints, Sizes
 from lbbsp_core.policy.first_uses import FirstUses
 
 _USABLE_PERCENT: Final = 95.0  # of a device's memory

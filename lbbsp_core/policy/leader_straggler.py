@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.policy.base import Observation, Policy
+from lbbsp_core.policy.constraints import BatchConstraints, Sizes
 from lbbsp_core.policy.even import Even
 from lbbsp_core.validate import require_integer
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
 from lbbsp_core.cost import Cost, Proportional, least_slowest, slowest, slowest_instead
-from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.policy.base import Observation, Policy
+from lbbsp_core.policy.constraints import BatchConstraints, Sizes
 from lbbsp_core.policy.even import even_plan
 from lbbsp_core.policy.first_uses import extra_seconds, plan_of_used_sizes
 from lbbsp_core.validate import require_fraction, require_integer

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from lbbsp_core.cost import Proportional
-from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.policy.base import Observation, Policy
+from lbbsp_core.policy.constraints import BatchConstraints, Sizes
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.fixed_shares import check_ratings, rated_plan
 from lbbsp_core.validate import require_fraction, require_integer

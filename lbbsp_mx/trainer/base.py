@@ -13,8 +13,8 @@ from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx import cluster
 from lbbsp_mx.parameters import copy_rows, exchange_whole, is_sparse
-from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.kvstore import SharedStore
+from lbbsp_mx.store.trainer_store import TrainerStore
 from lbbsp_mx.trainer.steps import Steps
 
 

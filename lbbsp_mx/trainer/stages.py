@@ -17,7 +17,7 @@ from mxnet import gluon
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.parameters import Arrays, learning, put_rows
-from lbbsp_mx.store.collectives import TrainerStore
+from lbbsp_mx.store.trainer_store import TrainerStore
 from lbbsp_mx.trainer.steps import StepSizes
 
 logger = logging.getLogger("lbbsp.mx")

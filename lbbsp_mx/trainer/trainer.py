@@ -18,8 +18,8 @@ from lbbsp_mx.fence import PartFences
 from lbbsp_mx.parameters import Arrays, Parameters, as_created, facts_of, keep_whole, learning
 from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints
-from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.native import runtime
+from lbbsp_mx.store.trainer_store import TrainerStore
 from lbbsp_mx.trainer.control import TrainingControl
 from lbbsp_mx.trainer.session import (
     Store,

@@ -10,10 +10,9 @@ allows, so that no thread has to wait for a plan.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
@@ -24,9 +23,6 @@ from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.mapping import SampleMap, composed, keeping_rows, over_samples
 from lbbsp_tf.data.options import InputOptions
 from lbbsp_tf.data.source import Plan, SharedReads, Source
-
-if TYPE_CHECKING:
-    from lbbsp_tf.data.feed import TrainingInput
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,19 +127,24 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
     Args:
         pipeline: Pipeline from which the steps draw.
         strategy: Strategy of the workers.
-        feed: Its `announce` is called with the pipeline when Keras builds a model for this data,
-            and `check_iteration` when an iteration starts.
+        announce: Called with the pipeline when Keras builds a model for this data.
+        check_iteration: Called with the pipeline when an iteration starts.
     """
 
     def __init__(
-        self, pipeline: Pipeline, strategy: tf.distribute.Strategy, feed: TrainingInput
+        self,
+        pipeline: Pipeline,
+        strategy: tf.distribute.Strategy,
+        announce: Callable[[Pipeline], None],
+        check_iteration: Callable[[Pipeline], None],
     ) -> None:
         endless = tf.data.Dataset.from_tensors(pipeline.example).repeat()
         distributed = strategy.distribute_datasets_from_function(lambda context: endless)
         self.__dict__.update(vars(distributed))
-        self._pipeline, self._feed = pipeline, feed
+        self._pipeline, self._announce, self._check = pipeline, announce, check_iteration
         self.map = lambda function: PlaceholderDataset(
-            replace(pipeline, batch_maps=(*pipeline.batch_maps, function)), strategy, feed
+            replace(pipeline, batch_maps=(*pipeline.batch_maps, function)),
+            *(strategy, announce, check_iteration),
         )
 
     @property
@@ -153,11 +154,11 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
 
     def example(self) -> Nest:
         """Returns a batch of one sample, from which Keras builds the model."""
-        self._feed.announce(self._pipeline)
+        self._announce(self._pipeline)
         return self._pipeline.example
 
     def __iter__(self) -> Iterator[Nest]:
-        self._feed.check_iteration(self._pipeline)
+        self._check(self._pipeline)
         # Iterators of TensorFlow's strategies have threads, see `compat.evaluation.Rows`.
         return itertools.repeat(self._pipeline.example)
 

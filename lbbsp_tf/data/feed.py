@@ -92,7 +92,7 @@ class TrainingInput:
         if self._session.workers == 1:
             self._session.use_order(order)
             return pipeline.epoch()
-        return PlaceholderDataset(pipeline, self._strategy, self)
+        return PlaceholderDataset(pipeline, self._strategy, self.announce, self.check_iteration)
 
     # A fit, in the order of its events
 

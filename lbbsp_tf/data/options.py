@@ -50,7 +50,13 @@ class InputOptions:
         """Returns the source of the data; an error names the remedy for what is not supported."""
         if isinstance(self.x, tf.data.Dataset):
             self._refuse_for_streams()
-            return Stream(self, global_batch_size)
+            return Stream(
+                self.x,
+                global_batch_size,
+                num_samples=self.num_samples,
+                batched=self.batched,
+                steps_per_epoch=self.steps_per_epoch,
+            )
         if self.num_samples is not None or self.batched is not None:
             raise ValueError(
                 "num_samples and batched are options for a tf.data.Dataset only: leave them out"

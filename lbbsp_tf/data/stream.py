@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,9 +16,6 @@ from lbbsp_tf.compat import Array, Nest
 from lbbsp_tf.data.mapping import unpacked
 from lbbsp_tf.data.source import Draw, Fingerprints, Source
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
-
-if TYPE_CHECKING:
-    from lbbsp_tf.data.options import InputOptions
 
 
 class SwitchingIterator:
@@ -89,26 +86,36 @@ class Stream(Source):
     starts with each fit.
 
     Args:
-        options: What `LoadBalancer.dataset` was given.
+        dataset: The data set.
         global_batch_size: X, samples per step over all workers.
+        num_samples: As in `LoadBalancer.dataset`, like the next two.
+        batched: Whether elements are batches.
+        steps_per_epoch: Steps of an epoch.
     """
 
     is_sequential = True
 
-    def __init__(self, options: InputOptions, global_batch_size: int) -> None:
-        dataset, num_samples = options.x, options.num_samples
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        global_batch_size: int,
+        *,
+        num_samples: int | None,
+        batched: bool | None,
+        steps_per_epoch: int | None,
+    ) -> None:
         _refuse_nested(dataset)
         self._size = global_batch_size
-        self._batched = is_batched(dataset) if options.batched is None else options.batched
+        self._batched = is_batched(dataset) if batched is None else batched
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
         counted, is_certain = count_samples(dataset, self._batched)
         if self._endless:
-            if num_samples is not None or options.steps_per_epoch is None:
+            if num_samples is not None or steps_per_epoch is None:
                 raise ValueError(
                     "the tf.data.Dataset is endless: pass steps_per_epoch= and no num_samples= to "
                     "balancer.dataset(...), or leave out repeat()"
                 )
-            num_samples = options.steps_per_epoch * global_batch_size
+            num_samples = steps_per_epoch * global_batch_size
         elif num_samples is None:
             num_samples = counted
         if num_samples is None:

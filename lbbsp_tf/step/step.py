@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
 import keras
 import tensorflow as tf
@@ -28,15 +28,20 @@ from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.step.buckets import bytes_of
 from lbbsp_tf.step.train_step import TrainStep, Weighting
 
-if TYPE_CHECKING:
-    from lbbsp_tf.step.parts import Parts
-
 _NO_GRADIENT = (
     "a gradient through synchronised batch normalisation is taken of what is neither a mean nor a "
     "sum over samples, or in another way than by GradientTape.gradient in the train step itself: "
     "take that of a mean, a sum or a vector with an element for each sample (without jacobian, "
     "tf.gradients, tf.function or loop), or use LayerNormalization"
 )
+
+
+class PartsOfStep(Protocol):
+    """Parts that this process claims of a running step, see `lbbsp_tf.step.parts`."""
+
+    def added(self, step: BalancedStep, grads: Gradients) -> Gradients:
+        """Returns weighted gradients with those of all parts that are claimed, in a graph."""
+        ...
 
 
 @dataclass(eq=False)
@@ -50,7 +55,7 @@ class BalancedStep:
     share_of_sample: tf.Variable  # 1 / X_k, set before the step runs
     share_seed: Callable[[], None]  # see `compat.shared_global_seed`
     bucket_bytes: int = 0  # see `in_buckets`
-    parts: Parts | None = None  # that the process claims, of its only replica
+    parts: PartsOfStep | None = None  # of the only replica of the process
     traces: int = 0
 
     def __call__(self, placeholder: Nest = None) -> Nest:

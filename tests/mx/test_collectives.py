@@ -1,8 +1,8 @@
 """The store of a trainer in one process."""
 
 import lbbsp_mx
-from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.native import runtime
+from lbbsp_mx.store.trainer_store import TrainerStore
 
 
 class Late:

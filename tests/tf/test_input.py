@@ -850,6 +850,6 @@ def test_placeholders_have_no_thread_that_can_hold_up_the_end_of_a_fit():
     session, source = StubSession(), Arrays(np.zeros((24, 2)), np.zeros(24))
     pipeline = Pipeline(session, session.make_order(24, seed=0), source, InputOptions())
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    placeholders = PlaceholderDataset(pipeline, strategy, Mock())
+    placeholders = PlaceholderDataset(pipeline, strategy, Mock(), Mock())
     assert isinstance(iter(placeholders), itertools.repeat)
     assert [leaf.shape for leaf in next(iter(placeholders))] == [(1, 2), (1,)]
