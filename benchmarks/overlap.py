@@ -52,6 +52,7 @@ PACKS = {"lbbsp": 0, "one pack": 1 << 40, "stock": 0, "stock, 1 MB": 1 << 20}
 WIDTH, DENSE = 900, 4
 """Units and number of the large dense layers."""
 BALANCE_X, SAMPLE_SECONDS = 384, 0.0015
+signalled: list[int] = []  # by number
 
 # As ssh, for hosts that are namespaces: ssh OPTIONS HOST COMMAND
 SSH = """#!/bin/sh
@@ -216,6 +217,12 @@ def hosts(workers: int, mbits: float) -> Iterator[list[str] | None]:
             os.environ["PATH"] = path
 
 
+def leave(number: int, _: object) -> None:
+    """Handles a signal: leaves by way of what removes namespaces."""
+    signalled.append(number)
+    sys.exit(128 + number)
+
+
 def run(workers: int, mbits: float, options: argparse.Namespace) -> Any:
     """Launches the workers on links of a rate, and returns what the first one has measured."""
     from lbbsp_core.launch import cluster, launch
@@ -231,6 +238,8 @@ def run(workers: int, mbits: float, options: argparse.Namespace) -> Any:
             print(f"[{rank}] {line}", flush=True)
 
     with hosts(workers, mbits) as found, tempfile.TemporaryDirectory() as folder:
+        if signalled:  # where Python ignores what a handler raises, as in a finaliser
+            sys.exit(128 + signalled[0])
         status = launch(
             [__file__, "--worker", *given, *(["--balance"] if options.balance else [])],
             workers=workers, hosts=found, run_dir=Path(folder), timeout=options.timeout,
@@ -296,8 +305,8 @@ def main() -> None:
     if options.worker:
         (balance if options.balance else compare)(options)
         return
-    for number in (signal.SIGINT, signal.SIGTERM):  # leave by way of what removes namespaces
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
     try:
         (print_plans if options.balance else print_table)(options)
     except unittest.SkipTest as reason:

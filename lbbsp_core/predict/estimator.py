@@ -69,7 +69,6 @@ class SpeedEstimator:
         Busy seconds of None say nothing of the speed; `drivers` are those known before the step.
         Returns the next state, and whether the measurement was accepted.
         """
-        state = self.train(state)
         if busy_seconds is None or excluded:
             filter_state, accepted = state.outlier_filter, False
         else:
@@ -91,7 +90,7 @@ class SpeedEstimator:
         return hasattr(self.predictor, "train")
 
     def train(self, state: EstimatorState) -> EstimatorState:
-        """Does what no forecast has waited for; else the next `learn` does."""
+        """Does what no forecast waits for; else the next `learn` of an accepted step does."""
         if self.predictor is None:
             return state
         return state._replace(predictor=trained(self.predictor, state.predictor))

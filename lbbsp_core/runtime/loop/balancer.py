@@ -258,7 +258,7 @@ class Balancer(Schedule):
     ) -> None:
         """Learns on another thread what the last forecast did not wait for, if it was not all.
 
-        `start` runs a function there. Without this call the next `report` learns it.
+        `start` runs a function there. Without this call `receive` learns it.
         """
         if self.estimator.trains:
             self._training = start(partial(self.estimator.train, self._learned()))
@@ -292,6 +292,8 @@ class Balancer(Schedule):
             DisagreementError: A worker has computed a different plan.
         """
         _check_plans(self.step, self.policy_state.sizes, messages)
+        if self.estimator.trains and self._training is None:
+            self._estimate = self.estimator.train(self._estimate)
         peers = self._situation.peers
         costs = tuple(map(curve, messages, (peer.segments for peer in peers)))
         busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)
