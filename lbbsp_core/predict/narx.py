@@ -99,7 +99,8 @@ class Narx:
         hidden: Number of tanh units, >= 0; 0 leaves only the linear path.
         window: Number of iterations trained on, >= 20.
         train_interval: Number of updates between training steps, >= 1.
-        train_seconds: Busy seconds between training steps, which take about 1 ms of CPU time, > 0.
+        train_seconds: Busy seconds between training steps, > 0; each takes 1 to 4 ms of a core, and
+            all workers wait for the one that trains.
         forgetting_factor: Weight of an iteration relative to the next one, in (0, 1].
         huber: Multiple of the mean absolute residual, > 0, beyond which residuals weigh less.
         decay: Weight decay of the linear path from speeds and from earlier drivers, > 0.
@@ -129,7 +130,7 @@ class Narx:
     hidden: int = 3
     window: int = 300
     train_interval: int = 2
-    train_seconds: float = 0.04
+    train_seconds: float = 0.2
     forgetting_factor: float = 0.998
     huber: float = 2.0
     decay: float = 20.0
