@@ -74,8 +74,8 @@ class RunRecord:
 
     def _give_up(self, why: object) -> None:
         if self._is_open:
-            self._is_open = False
             self._warn(why)
+            self._is_open = False  # last: then nobody waits for the thread, which may be this one
 
     def _warn(self, why: object) -> None:
         logger.warning(
