@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -261,6 +262,20 @@ def test_a_record_that_cannot_be_written_is_reported_once(
     [message] = caplog.messages
     assert f"the run record {path} cannot be written" in message
     assert "the training continues without it" in message
+
+
+def test_a_record_is_closed_when_its_warning_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings = []
+
+    def slowly(*text: object) -> None:
+        time.sleep(0.3)
+        warnings.append(text)
+
+    monkeypatch.setattr(writer.logger, "warning", slowly)
+    write(unwritable(tmp_path, "a folder in place of the file"), steps(0))
+    assert len(warnings) == 1
 
 
 def test_a_record_that_takes_nothing_stops_no_training(
