@@ -214,7 +214,7 @@ def test_drivers_are_learned_with_the_step_that_they_were_known_before() -> None
 
 
 def test_forecasts_are_the_same_whenever_a_predictor_trains() -> None:
-    """In a job it trains while messages are exchanged, in the simulator when it next learns."""
+    """In a job it trains while messages are exchanged, in the simulator when they are received."""
 
     def at_once(function):
         done = Future()
