@@ -41,8 +41,6 @@ class BalancedFit(keras.callbacks.Callback):
         self._checkpoints = checkpoints
         self._adds_figures = logs and self.active
         self._figures = self._session.extensions[StepFigures].running
-        if self._adds_figures:
-            self._session.observers.append(lambda line: None)  # figures are of observed steps
         self._scalars = WorkerScalars(self._session)
         self._train_functions: dict[PartsOfStep | None, Callable[..., Nest]] = {}
         self._traced_for: tuple[object, ...] = ()

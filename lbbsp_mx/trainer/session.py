@@ -202,7 +202,7 @@ class Unplanned:
     def end_step(self, *_: object) -> None:
         """Counts a step."""
         self.step += 1
-        self._stopping.received(self.step, [self._stopping.offer()], ())
+        self._stopping.take(self._stopping.offer())
 
     @property
     def stopping(self) -> bool:

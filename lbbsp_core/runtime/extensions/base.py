@@ -48,7 +48,7 @@ class StepExtension:
     """Takes part in the steps of a session; subclasses override the hooks that they need.
 
     Hooks are called on the thread of the training, in the order of a step: `offer` when this worker
-    has computed its gradient, then `received` and `extend` after the barrier. `started` precedes
+    has computed its gradient, then `received` after the barrier. `started` precedes
     the steps of a fit; `summary`, `flush` and `close` follow them. `restore` comes before the first
     step, and `state` may be asked for after `close`, which may be called twice: what is saved is
     kept until the next `started`.
@@ -77,19 +77,19 @@ class StepExtension:
         return ()
 
     def received(
-        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> None:
-        """Takes what all workers have offered in a step, by rank; the same on every worker.
+        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> StepLine:
+        """Takes what all workers have offered in a step; the same on every worker but for times.
 
-        The session's balancer has already decided the next plan. `messages` have the rest of what
-        was exchanged, such as the busy times.
-        """
+        The session's balancer has already decided the next plan.
 
-    def extend(self, line: StepLine) -> StepLine:
-        """Returns the line of a step with what is to be recorded, such as an entry of `values`.
+        Args:
+            line: Line of the step, with what the extensions before this one have added.
+            extra: Integers that this extension has offered, by rank.
+            messages: Whole messages by rank, such as with the busy times.
 
-        Called only where somebody records or observes the steps, as worker 0: what all workers know
-        alike is changed in `received`.
+        Returns:
+            The line with what this extension records, such as an entry of `values`.
         """
         return line
 
@@ -126,7 +126,8 @@ class Extensions:
     """
 
     def __init__(self, kinds: Sequence[type[StepExtension]], session: Session) -> None:
-        self._known = {kind: kind(session) for kind in kinds}
+        self._all = [kind(session) for kind in kinds]
+        self._by_kind = {type(extension): extension for extension in self._all}
         self._session = session
         self.width = sum(kind.width for kind in kinds)
         """Integers of all extensions in the message of a step."""
@@ -138,15 +139,13 @@ class Extensions:
         ]
 
     def __iter__(self) -> Iterator[StepExtension]:
-        return iter(self._known.values())
+        return iter(self._all)
 
     def __getitem__(self, kind: type[_Kind]) -> _Kind:
-        """Returns the extension of a class.
-
-        Raises:
-            KeyError: The session has none.
-        """
-        return self._known[kind]  # type: ignore[return-value]
+        """Returns the extension of a class; if the session has none, one that takes no part."""
+        if kind not in self._by_kind:
+            self._by_kind[kind] = kind(self._session)
+        return self._by_kind[kind]  # type: ignore[return-value]
 
     def facts(self) -> Facts:
         """Returns the facts of all, and which ones there are."""
@@ -160,18 +159,13 @@ class Extensions:
         assert len(offered) == self.width, f"{len(offered)} integers instead of {self.width}"
         return offered
 
-    def end_step(
-        self, step: int, messages: Sequence[StepMessage], line: Callable[[], StepLine]
-    ) -> None:
-        """Passes on what all workers have offered in a step, and its line to the observers."""
+    def end_step(self, line: StepLine, messages: Sequence[StepMessage]) -> None:
+        """Passes on what all workers have offered in a step, and then its line to the observers."""
         for extension, place in self._receivers:
-            extension.received(step, [message.extra[place] for message in messages], messages)
-        if observers := self._session.observers:
-            extended = line()
-            for each in self:
-                extended = each.extend(extended)
-            for observer in observers:
-                observer(extended)
+            extra = [message.extra[place] for message in messages]
+            line = extension.received(line, extra, messages)
+        for observer in self._session.observers:
+            observer(line)
 
     def state(self) -> dict[str, Json]:
         """Returns the states of those that have one, by name."""

@@ -11,6 +11,7 @@ from lbbsp_core.cost import Cost, slowest
 from lbbsp_core.policy import Notices, Sizes
 from lbbsp_core.runtime.exchange.protocol import StepMessage
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
+from lbbsp_core.runtime.record.record import StepLine
 
 logger = logging.getLogger("lbbsp.session")
 
@@ -46,11 +47,12 @@ class BoundsNotice(StepExtension):
         self._notices = Notices()
 
     def received(
-        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> None:
+        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> StepLine:
         """Gives the notices that are due after a step."""
         if self.session.rank == 0 and self.session.workers > 1:
             self.check(self.session.balancer)
+        return line
 
     def check(self, balancer: Any) -> None:
         """Gives the notices that are due about the latest plan of a `Balancer`."""

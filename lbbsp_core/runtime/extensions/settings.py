@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 from lbbsp_core.runtime.exchange.collectives import gather_bytes
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, StepMessage
 from lbbsp_core.runtime.extensions.base import StepExtension
+from lbbsp_core.runtime.record.record import StepLine
 
 Setting: TypeAlias = "bool | int | float | str | None"
 Settings: TypeAlias = Mapping[str, Setting]
@@ -77,11 +78,12 @@ class SettingsComparison(StepExtension):
         return (self._fingerprint,)
 
     def received(
-        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> None:
+        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> StepLine:
         """Notes whether the workers' fingerprints of a step differ."""
-        if self.disputed is None and any(row[0] != rows[0][0] for row in rows):
-            self.disputed = step
+        if self.disputed is None and any(row != extra[0] for row in extra):
+            self.disputed = line.step
+        return line
 
     def close(self) -> None:
         """Forgets the training."""

@@ -26,7 +26,6 @@ class StepFigures(StepExtension):
         super().__init__(session)
         self.running = RunningFigures()
         self._even: EvenBatches | None = None
-        self._messages: Sequence[StepMessage] = ()
         self._last: StepLine | None = None
 
     def offer(self) -> Sequence[int]:
@@ -35,16 +34,12 @@ class StepFigures(StepExtension):
         return [int(limb) for limb in pack([round(seconds * 1e9)])]
 
     def received(
-        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> None:
-        """Adds the step before, whose time is known now."""
+        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> StepLine:
+        """Adds the step before, whose time is known now; records the estimate of even batches."""
         if self._last is not None:
-            (nanoseconds,) = unpack(rows[0])
+            (nanoseconds,) = unpack(extra[0])
             self.running.add(replace(self._last, wall_seconds=nanoseconds / 1e9))
-        self._last, self._messages = None, messages
-
-    def extend(self, line: StepLine) -> StepLine:
-        """Records the estimate of even batches."""
         if self._even is None:
             infos = [PeerInfo.unpack(peer.static_info) for peer in self.session.peers or ()]
             even = sum(line.amounts) / len(line.amounts)
@@ -52,7 +47,7 @@ class StepFigures(StepExtension):
             self._even = EvenBatches([CostShape(each, len(infos) * even) for each in curves])
         known = [
             1e3 * message.overhead_nanoseconds / max(message.picoseconds_per_sample, 1)
-            for message in self._messages
+            for message in messages
         ]
         self._last = replace(line, even_seconds=self._even.seconds(line, known))
         return self._last

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Json
 from lbbsp_core.runtime.exchange.protocol import StepMessage
@@ -40,21 +42,20 @@ class Stopping(StepExtension):
         return (_STOP * self.requested + _PREEMPTED * self.preemption_requested,)
 
     def received(
-        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> None:
-        """Takes the flags of all."""
-        flags = 0
-        for (each,) in rows:
-            flags |= each
-        self.stopping, self.preempted = bool(flags & _STOP), bool(flags & _PREEMPTED)
-        if self.stopping:
-            self.requested = False  # has been exchanged
-
-    def extend(self, line: StepLine) -> StepLine:
-        """Records why all workers stop."""
+        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> StepLine:
+        """Takes the flags of all, and records why all workers stop."""
+        self.take(flags for (flags,) in extra)
         if not (self.stopping or self.preempted):
             return line
         return replace(line, stop=PREEMPTED if self.preempted else REQUESTED)
+
+    def take(self, flags: Iterable[int]) -> None:
+        """Takes the flags of all workers."""
+        every = reduce(or_, flags)
+        self.stopping, self.preempted = bool(every & _STOP), bool(every & _PREEMPTED)
+        if self.stopping:
+            self.requested = False  # has been exchanged
 
     def restore(self, state: Json) -> None:
         """Forgets why the training stopped that is continued."""

@@ -8,6 +8,7 @@ from lbbsp_core.runtime.exchange.digest import Array, Digest
 from lbbsp_core.runtime.exchange.handshake import Facts
 from lbbsp_core.runtime.exchange.protocol import LIMB, DisagreementError, StepMessage
 from lbbsp_core.runtime.extensions.base import StepExtension
+from lbbsp_core.runtime.record.record import StepLine
 
 _NOTHING = (0, 0)
 
@@ -60,26 +61,27 @@ class WeightComparison(StepExtension):
         return offered
 
     def received(
-        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> None:
+        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> StepLine:
         """Notes if two workers have sent digests of different weights."""
         sent = {
             rank: Digest.from_integer(high * LIMB + low)
-            for rank, (high, low) in enumerate(rows)
+            for rank, (high, low) in enumerate(extra)
             if high or low
         }
         for rank, digest in sent.items():
             first, expected = next(iter(sent.items()))
             if not digest.is_close(expected):
                 self._divergence = (
-                    f"workers have different weights at step {step}, where they are compared every "
-                    f"{self.session.options.compare_weights} steps: those of worker {first} have "
-                    f"norm {expected.norm:.4g} and projection {expected.projection:.4g}, those of "
-                    f"worker {rank} {digest.norm:.4g} and {digest.projection:.4g}; a callback or "
-                    "script changes the model, the optimizer or its learning rate on one worker "
+                    f"workers have different weights at step {line.step}, where they are compared "
+                    f"every {self.session.options.compare_weights} steps: those of worker {first} "
+                    f"have norm {expected.norm:.4g} and projection {expected.projection:.4g}, "
+                    f"those of worker {rank} {digest.norm:.4g} and {digest.projection:.4g}; a "
+                    "callback or script changes the model, the optimizer or its learning rate on one worker "
                     "only, or the optimizer draws other noise there: do the same on all workers, "
                     "with the same seeds"
                 )
+        return line
 
     def close(self) -> None:
         """Forgets the training."""

@@ -56,7 +56,6 @@ class WorkSharing(StepExtension):
         self._overheads: tuple[float, ...] = ()  # of parts by rank, as they were exchanged last
         self._sizes: Sequence[int] = ()  # plan of the running step
         self._claims: StepClaims | None = None
-        self._shared: list[tuple[int, int, float]] = []  # samples, parts and seconds by rank
         self._steps, self._parts = [0, 0], 0  # of this training: those without and with a reserve
 
     def facts(self) -> Facts:
@@ -130,38 +129,48 @@ class WorkSharing(StepExtension):
         return flags, *computed, *map(_limb, costs)
 
     def received(
-        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> None:
-        """Learns what sharing would have brought in a step; chooses the fraction of a later one."""
-        self._shared = []
+        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> StepLine:
+        """Learns what sharing would have brought in a step; chooses the fraction of a later one.
+
+        Records what each worker has computed, in how many parts, and how long it was busy.
+        """
         if not self._is_on:
-            return
-        percents = [flags % _FAILED for flags, *_ in rows]
+            return line
+        percents = [flags % _FAILED for flags, *_ in extra]
         if len({*percents}) > 1:
             raise DisagreementError(
-                f"at step {step} the workers share {percents} % of the step, by rank: run the same "
-                "lbbsp and Python on all workers"
+                f"at step {line.step} the workers share {percents} % of the step, by rank: run the "
+                "same lbbsp and Python on all workers"
             )
-        self._fail_if(any(flags >= _FAILED for flags, *_ in rows))
-        self._overheads = tuple(row[5] / _THOUSANDTHS for row in rows)
-        busy = [unpack(row[3:5])[0] / 1e9 for row in rows]
-        if percents[0]:
-            self._shared = [(row[1], row[2], each) for row, each in zip(rows, busy, strict=True)]
+        self._fail_if(any(flags >= _FAILED for flags, *_ in extra))
+        self._overheads = tuple(row[5] / _THOUSANDTHS for row in extra)
+        busy = tuple(unpack(row[3:5])[0] / 1e9 for row in extra)
         self._steps[percents[0] > 0] += 1
-        self._parts += sum(parts for _, parts, _ in self._shared)
         balancer = self.session.balancer
         if not any(each.excluded or not each.busy_nanoseconds for each in messages):
             paces = [*map(_pace, messages, self._sizes, self._overheads)]
             self._learn_parts(paces[self.session.rank])
             if self.mode == AUTO:
-                claim = sum(row[6] for row in rows) / (len(rows) * _MILLION)
+                claim = sum(row[6] for row in extra) / (len(extra) * _MILLION)
                 hidden = max(each.hidden_nanoseconds for each in messages) / 1e9
                 grain, seen = balancer.constraints.granularity, Seen(percents[0], max(busy), hidden)
                 self._state = self._hindsight.update(
                     self._state, self._sizes, paces, claim, grain, seen
                 )
         self._claims = None
-        balancer.keep_back(step + balancer.lag, self._fraction if self.allowed else 0)
+        balancer.keep_back(line.step + balancer.lag, self._fraction if self.allowed else 0)
+        if not percents[0]:
+            return line
+        parts = tuple(row[2] for row in extra)
+        self._parts += sum(parts)
+        return replace(
+            line,
+            sizes=tuple(row[1] for row in extra),
+            busy_seconds=busy,
+            predicted_seconds=(None,) * len(extra),  # of the plan
+            values={**line.values, "parts": tuple(map(float, parts))},
+        )
 
     def _learn_parts(self, pace: Pace) -> None:
         self._pace = pace
@@ -177,19 +186,6 @@ class WorkSharing(StepExtension):
             )
         if failed:
             self.allowed = False
-
-    def extend(self, line: StepLine) -> StepLine:
-        """Records what each worker has computed, in how many parts, and how long it was busy."""
-        if not self._shared:
-            return line
-        samples, parts, busy = zip(*self._shared, strict=True)
-        return replace(
-            line,
-            sizes=samples,
-            busy_seconds=busy,
-            predicted_seconds=(None,) * len(samples),  # of the plan
-            values={**line.values, "parts": tuple(map(float, parts))},
-        )
 
     def summary(self) -> str:
         """Returns how much work was shared, and what it has cost."""

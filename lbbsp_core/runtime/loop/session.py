@@ -299,7 +299,7 @@ class WorkerSession:
         if logger.isEnabledFor(logging.DEBUG):
             log_waits(step, messages, left.wall_seconds)
         ended = balancer.receive(messages, left.wall_seconds)
-        self.extensions.end_step(step, messages, lambda: ended.line(left.time))
+        self.extensions.end_step(ended.line(left.time), messages)
 
     def excluded_wait(self) -> AbstractContextManager[None]:
         """Excludes the time inside the context, a collective within the step, from busy time."""

@@ -68,11 +68,11 @@ def comparison():
 def test_a_difference_is_named_with_its_first_step_and_the_remedy(monkeypatch):
     gathered = meet(monkeypatch, lambda mine: [mine, mine.replace(b"0.1", b"0.2")])
     shared = comparison()
-    shared.received(6, [shared.offer()] * 2, ())
+    shared.received(SimpleNamespace(step=6), [shared.offer()] * 2, ())
     shared.check("remedy")
     assert not gathered, "no collective where nothing differs"
-    shared.received(7, [shared.offer(), (5,)], ())
-    shared.received(8, [shared.offer(), (5,)], ())
+    shared.received(SimpleNamespace(step=7), [shared.offer(), (5,)], ())
+    shared.received(SimpleNamespace(step=8), [shared.offer(), (5,)], ())
     assert shared.disputed == 7
     message = r"learning rate \(0.1 on worker 0, 0.2 on worker 1\); this is so since step 7.*remedy"
     with pytest.raises(DisagreementError, match=message):
@@ -83,7 +83,7 @@ def test_a_difference_is_named_with_its_first_step_and_the_remedy(monkeypatch):
 def test_fingerprints_that_differ_by_a_rounding_are_no_error(monkeypatch):
     gathered = meet(monkeypatch, lambda mine: [mine, mine.replace(b"0.1", b"0.10000000001")])
     shared = comparison()
-    shared.received(6, [(1,), (2,)], ())
+    shared.received(SimpleNamespace(step=6), [(1,), (2,)], ())
     shared.check("remedy")
     assert len(gathered) == 1
 
