@@ -48,10 +48,10 @@ class StepExtension:
     """Takes part in the steps of a session; subclasses override the hooks that they need.
 
     Hooks are called on the thread of the training, in the order of a step: `offer` when this worker
-    has computed its gradient, then `received` after the barrier. `started` precedes
-    the steps of a fit; `summary`, `flush` and `close` follow them. `restore` comes before the first
-    step, and `state` may be asked for after `close`, which may be called twice: what is saved is
-    kept until the next `started`.
+    has computed its gradient, then `received` after the barrier. `started` precedes the steps of a
+    fit; `summary`, `flush` and `close` follow them. `restore` comes before the first step, and
+    `state` may be asked for after `close`, which may be called twice: what is saved is kept until
+    the next `started`.
 
     Args:
         session: Session of this worker.

@@ -77,9 +77,9 @@ class WeightComparison(StepExtension):
                     f"every {self.session.options.compare_weights} steps: those of worker {first} "
                     f"have norm {expected.norm:.4g} and projection {expected.projection:.4g}, "
                     f"those of worker {rank} {digest.norm:.4g} and {digest.projection:.4g}; a "
-                    "callback or script changes the model, the optimizer or its learning rate on one worker "
-                    "only, or the optimizer draws other noise there: do the same on all workers, "
-                    "with the same seeds"
+                    "callback or script changes the model, the optimizer or its learning rate on "
+                    "one worker only, or the optimizer draws other noise there: do the same on all "
+                    "workers, with the same seeds"
                 )
         return line
 

@@ -7,9 +7,13 @@ import pytest
 from worker_threads import X, run, step
 
 from lbbsp_core import DisagreementError, SessionOptions, WorkerSession, read_run
+from lbbsp_core.cli.watch import render
+from lbbsp_core.report.html.write import write_report
+from lbbsp_core.report.live import LiveRun
 from lbbsp_core.runtime.exchange.protocol import WIDTH
 from lbbsp_core.runtime.extensions.base import StepExtension
 from lbbsp_core.runtime.extensions.every import EXTENSIONS
+from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.running_step import Reading
 
@@ -33,6 +37,12 @@ def test_two_workers_train_without_an_extension(deleted, tmp_path):
     options = SessionOptions(record=tmp_path, metrics_file=tmp_path / "job.prom")
     width = WIDTH + sum(each.width for each in left)
     assert run(worker, make=of(*left), options=lambda rank: options) == [(width, 4)] * 2
+    if deleted is not Recording:
+        assert len(read_run(tmp_path).steps) == 4
+        assert write_report(tmp_path, tmp_path / "report.html")
+        live = LiveRun(tmp_path)
+        assert live.read()
+        assert render(live.view())
 
 
 class LastWorker(StepExtension):
