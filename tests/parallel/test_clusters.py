@@ -163,6 +163,27 @@ def test_two_tasks_of_slurm_train_an_example(hosts, programs, framework, example
     assert float(found[-1].partition(printed)[2].split()[0]) > 0.8
 
 
+# --- Kubeflow -------------------------------------------------------------------------------------
+
+
+@pytest.mark.campaign
+def test_a_chief_and_a_worker_of_kubeflow_train_an_example(programs, popen):
+    """TFJob gives each pod such a TF_CONFIG, and starts its command, without a launcher."""
+    chief, worker = free_ports(2)
+    cluster = {"chief": [f"127.0.0.1:{chief}"], "worker": [f"127.0.0.1:{worker}"]}
+    pods = []
+    for kind in cluster:
+        task = {"cluster": cluster, "task": {"type": kind, "index": 0}, "environment": "cloud"}
+        command = [sys.executable, ROOT / "examples" / "keras_digits_balanced.py"]
+        pods.append(popen(command, env={**programs, "TF_CONFIG": json.dumps(task)}))
+    said = [pod.communicate(timeout=HANG_SECONDS)[0] for pod in pods]
+    print(*said)
+    assert [pod.returncode for pod in pods] == [0, 0]
+    accuracy = float(said[0].rpartition("val_accuracy: ")[2].split()[0])
+    assert accuracy > 0.8
+    assert "val_accuracy" not in said[1], "that of the chief"
+
+
 # --- a launcher for each worker, as schedulers start them -----------------------------------------
 
 SERVER = """
