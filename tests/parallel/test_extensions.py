@@ -9,7 +9,7 @@ from lbbsp_core.runtime.extensions.every import EXTENSIONS
 from lbbsp_core.runtime.extensions.metrics_file import Metrics
 from lbbsp_core.runtime.extensions.record_file import Recording
 
-STEPS = 8
+STEPS = 12
 
 
 @pytest.mark.campaign
