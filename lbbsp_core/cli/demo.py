@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -16,6 +18,7 @@ from lbbsp_core.demo import comparison
 from lbbsp_core.demo.comparison import FinishedRun, Plan, Training
 from lbbsp_core.report.live import LiveRun
 from lbbsp_core.report.summary import Summary
+from lbbsp_core.report.wording import duration, percent, rate
 from lbbsp_core.runtime.record.figures import NOTICEABLE
 from lbbsp_core.validate import require_integer, require_known
 
@@ -120,27 +123,29 @@ def _table(figures: Summary) -> Table:
     title = f"{figures['speedup']:.2f} x faster"
     columns = ("",), ("plain BSP", "LB-BSP")
     table = options.FiguresTable(*columns, title=title, title_style="bold green")
-    table.add_row("step", *(f"{1e3 * run['step_seconds']:.0f} ms" for run in (bsp, lbbsp)))
     hides = max(bsp["hidden_communication"], lbbsp["hidden_communication"]) >= NOTICEABLE
-    for name, form in (
-        ("throughput", "{samples_per_second:.0f} samples/s"),
-        ("waiting for other workers", "{waiting:.1%}"),
-        ("waiting and communication", "{waiting_and_communication:.1%}"),
-        *[("hidden communication", "{hidden_communication:.1%}")] * hides,
-        ("held-out accuracy", "{accuracy:.2%}"),
-    ):
-        table.add_row(name, form.format_map(bsp), form.format_map(lbbsp))
+    share = partial(percent, digits=1)
+    rows: list[tuple[str, str, Callable[[float], str]]] = [
+        ("step", "step_seconds", duration),
+        ("throughput", "samples_per_second", rate),
+        ("waiting for other workers", "waiting", share),
+        ("waiting and communication", "waiting_and_communication", share),
+        *[("hidden communication", "hidden_communication", share)] * hides,
+        ("held-out accuracy", "accuracy", partial(percent, digits=2)),
+    ]
+    for name, key, form in rows:
+        table.add_row(name, form(bsp[key]), form(lbbsp[key]))
     table.caption = _EXPLANATION
     table.caption_justify = "left"
     table.add_section()
-    for name, form in (
-        ("speed-up, measured", "{speedup:.2f}"),
-        ("speed-up, estimated from the LB-BSP run", "{lbbsp[estimated_speedup]:.2f}"),
-        ("ideal speed-up", "{ideal_speedup:.2f}"),
-        ("efficiency", "{efficiency:.1%}"),
-        ("computing in the ideal step", "{ideal_busy_share:.1%}"),
-        ("largest weight difference", "{max_weight_difference:.1e}"),
-        ("largest weight", "{max_abs_weight:.2f}"),
+    for name, text in (
+        ("speed-up, measured", f"{figures['speedup']:.2f}"),
+        ("speed-up, estimated from the LB-BSP run", f"{lbbsp['estimated_speedup']:.2f}"),
+        ("ideal speed-up", f"{figures['ideal_speedup']:.2f}"),
+        ("efficiency", share(figures["efficiency"])),
+        ("computing in the ideal step", share(figures["ideal_busy_share"])),
+        ("largest weight difference", f"{figures['max_weight_difference']:.1e}"),
+        ("largest weight", f"{figures['max_abs_weight']:.2f}"),
     ):
-        table.add_row(name, "", form.format_map(figures))
+        table.add_row(name, "", text)
     return table

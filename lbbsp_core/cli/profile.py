@@ -10,6 +10,7 @@ from rich.console import Console
 from lbbsp_core.cli import options
 from lbbsp_core.cli.progress import countdown
 from lbbsp_core.profiler import BatchSweep, ProfileResult, profile_step
+from lbbsp_core.report.wording import duration, percent
 
 DEFAULT_OUT = Path("profile.json")
 
@@ -60,7 +61,7 @@ def profile(
     with countdown(err, total, "loading the script") as advance:
 
         def show(activity: str, batch: int, seconds: float | None) -> None:
-            result = "out of memory" if seconds is None else f"{1e3 * seconds:.3g} ms"
+            result = "out of memory" if seconds is None else duration(seconds)
             advance(f"{batch} samples:", result, activity != "probed")
 
         result = profile_step(
@@ -88,14 +89,14 @@ def _print(out: Console, result: ProfileResult) -> None:
     limit = result.out_of_memory_at
     memory = "all batches fit in memory" if limit is None else f"out of memory at {limit}"
     out.print(
-        f"{len(points)} batches: {points[0].batch} samples in {1e3 * points[0].seconds:.3g} ms to "
-        f"{points[-1].batch} in {1e3 * points[-1].seconds:.3g} ms; {memory}",
+        f"{len(points)} batches: {points[0].batch} samples in {duration(points[0].seconds)} to "
+        f"{points[-1].batch} in {duration(points[-1].seconds)}; {memory}",
         highlight=False,
     )
     title = "Fitted cost forms, and their mean relative error on left-out batches"
     table = options.FiguresTable(("form", "parameters"), ("error",), title=title)
     for name, fit in result.fits.items():
-        error = "" if fit.cv_error is None else f"{fit.cv_error:.2%}"
+        error = "" if fit.cv_error is None else percent(fit.cv_error, 2)
         style = "bold" if name == result.best else None
         table.add_row(f"{name} (best)" if style else name, str(fit), error, style=style)
     out.print(table)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lbbsp_core.cli import options
 from lbbsp_core.report.live import LiveRun, View, WorkerView
-from lbbsp_core.report.page import duration, percent
+from lbbsp_core.report.wording import duration, grouped, percent, rate
 from lbbsp_core.runtime.record.events import FAILED, FINISHED, INTERRUPTED
 from lbbsp_core.runtime.record.figures import RECENT
 from lbbsp_core.validate import require_nonnegative
@@ -195,8 +195,8 @@ def _pace(view: View) -> str:
     unit = "pushes" if view.is_asynchronous else "steps"
     parts = []
     if view.steps_per_second is not None and view.samples_per_second is not None:
-        parts.append(f"{view.steps_per_second:.3g} {unit}/s")
-        parts.append(f"{view.samples_per_second:.4g} samples/s")
+        parts.append(f"{grouped(view.steps_per_second)} {unit}/s")
+        parts.append(rate(view.samples_per_second))
     if view.elapsed_seconds is not None:
         parts.append(f"{_seconds(view.elapsed_seconds)} since the start")
     if view.restarts:
@@ -256,4 +256,4 @@ def _seconds(seconds: float) -> str:
 def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"

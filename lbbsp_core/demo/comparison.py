@@ -18,6 +18,7 @@ from lbbsp_core.files import write_whole
 from lbbsp_core.launch import launch
 from lbbsp_core.report.pictures import draw_comparison
 from lbbsp_core.report.summary import Comparison, Outcome, Summary, summarise
+from lbbsp_core.report.wording import percent
 from lbbsp_core.runtime.record.record import Run, read_run
 
 logger = logging.getLogger("lbbsp.demo")
@@ -146,8 +147,9 @@ def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Summary:
     figures = comparison.figures(bsp.outcome, lbbsp.outcome)
     text = json.dumps(figures, indent=2, allow_nan=False) + "\n"
     note = (
-        f"Same samples in the same order: held-out accuracy {bsp.outcome.accuracy:.1%} with plain "
-        f"BSP, {lbbsp.outcome.accuracy:.1%} with LB-BSP."
+        f"Same samples in the same order: held-out accuracy "
+        f"{percent(bsp.outcome.accuracy, 1)} with plain BSP, "
+        f"{percent(lbbsp.outcome.accuracy, 1)} with LB-BSP."
     )
     _written(plan.run_dir / "summary.json", lambda path: write_whole(path, text.encode()))
     draw = partial(draw_comparison, bsp.run, lbbsp.run, speeds=plan.speeds, note=note)

@@ -11,6 +11,8 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from lbbsp_core.report.wording import grouped
+
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
@@ -211,7 +213,7 @@ def spread_table(head: str, columns: Mapping[str, Floats]) -> list[list[str]]:
     for name, values in columns.items():
         known = values[np.isfinite(values)]
         spread = (known.min(), np.median(known), known.max()) if known.size else ()
-        rows.append([name, *([f"{x:.4g}" for x in spread] or ["-"] * 3)])
+        rows.append([name, *([grouped(x, 4) for x in spread] or ["-"] * 3)])
     return rows
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from lbbsp_core.report import charts
 from lbbsp_core.report.charts import Chart
-from lbbsp_core.report.page import Content, compared, write_page
+from lbbsp_core.report.page import Content, write_page
 from lbbsp_core.report.summary import measured, summary_of
+from lbbsp_core.report.wording import compared, duration, grouped, percent
 from lbbsp_core.runtime.record.record import Run
 from lbbsp_core.runtime.record.table import StepTable, step_table
 
@@ -73,7 +74,7 @@ def draw_comparison(
         chart = batch_chart(table, own)
         title = f"{chart.title}: {name}"
         drawn.append(replace(chart, name=f"batches-{side}", title=title, wide=False))
-    verdict = f"{names[1]} trains {compared(speedup, names[0])}"
+    verdict = f"{names[1]} trains {compared(names[0], speedup)}"
     differences = _differences(tables)
     values = {"names": names, "summaries": summaries, "tables": tables, "differences": differences}
     title = f"lbbsp {command}: {names[0]}, {names[1]}"
@@ -136,7 +137,7 @@ def _step_chart(
     sizes, busy = table.sizes.mean(axis=0), 1e3 * table.busy.mean(axis=0)
     waits = 1e3 * (table.slowest[:, None] - table.busy).mean(axis=0)
     communication = np.full_like(busy, 1e3 * float((table.seconds - table.slowest).mean()))
-    texts = [f"{size:.3g} samples" for size in sizes]
+    texts = [f"{grouped(size)} samples" for size in sizes]
     traces = [
         charts.bar(names, busy, "busy", charts.BUSY, "ms", text=texts, insidetextanchor="middle"),
         charts.bar(names, waits, "waiting for other workers", charts.WAITING, "ms"),
@@ -144,9 +145,9 @@ def _step_chart(
     ]
     rows = [["worker", "samples", "busy, ms", "waiting for other workers, ms"]]
     for rank, size in enumerate(sizes):
-        rows.append([str(rank), f"{size:.4g}", f"{busy[rank]:.3g}", f"{waits[rank]:.3g}"])
+        rows.append([str(rank), grouped(size, 4), grouped(busy[rank]), grouped(waits[rank])])
     caption = f"Means of {len(table.steps):,} measured steps, "
-    caption += f"{1e3 * table.seconds.mean():.3g} ms each."
+    caption += f"{duration(table.seconds.mean())} each."
     layout = charts.bar_layout(len(names), title={"text": "ms"}, range=[0, scale])
     return Chart(side, name, caption, traces, layout, rows)
 
@@ -172,7 +173,7 @@ def draw_profile(result: ProfileResult, path: Path) -> None:
     points |= {"marker": {"color": charts.MEASURED, "size": 9}}
     fits, errors = [], []
     for name, fit in result.fits.items():
-        error = "" if fit.cv_error is None else f", {100 * fit.cv_error:.1f} % on unseen batches"
+        error = "" if fit.cv_error is None else f", {percent(fit.cv_error, 1)} on unseen batches"
         line = _FITS.get(name, {})
         fits.append(charts.curve(dense, 1e3 * fit.cost(dense), name + error, **line))
         if name == result.best:

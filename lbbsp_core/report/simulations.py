@@ -13,6 +13,7 @@ import numpy as np
 from lbbsp_core.report import charts
 from lbbsp_core.report.charts import Chart, Floats
 from lbbsp_core.report.page import Content, write_page
+from lbbsp_core.report.wording import grouped, percent
 from lbbsp_core.sim import AsyncRun, Timeline
 from lbbsp_core.sim.experiment import Result, Row
 
@@ -57,7 +58,7 @@ def _totals(rows: Sequence[Row]) -> Iterator[Chart]:
         own = list(group)
         total = np.array([row.total_seconds for row in own])
         waiting = total * [row.waiting_share for row in own]
-        texts = [f"{row.total_seconds:.4g} s, {row.waiting_share:.0%}" for row in own]
+        texts = [f"{grouped(row.total_seconds, 4)} s, {percent(row.waiting_share)}" for row in own]
         traces = [
             _bars(own, total - waiting, "computing and communicating", "s"),
             _bars(own, waiting, "waiting", "s", text=texts, textposition="outside",
@@ -69,7 +70,7 @@ def _totals(rows: Sequence[Row]) -> Iterator[Chart]:
                                    range=[0, 1.35 * total.max()])  # fmt: skip
         caption = "Time for the same number of samples; pale and in percent: waiting, on average."
         table = [["run", "seconds", "waiting", "efficiency"]] + [
-            [row.title, f"{row.total_seconds:.5g}", f"{row.waiting_share:.1%}",
+            [row.title, grouped(row.total_seconds, 5), percent(row.waiting_share, 1),
              f"{row.efficiency:.4f}"] for row in own
         ]  # fmt: skip
         name = f"totals-{number}"

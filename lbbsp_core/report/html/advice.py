@@ -15,7 +15,7 @@ import numpy as np
 from lbbsp_core.report.causes import causes
 from lbbsp_core.report.html.figures import BALANCED, RunReport
 from lbbsp_core.report.html.speeds import Drop, lasting_drop, speeds_of
-from lbbsp_core.report.page import percent, times
+from lbbsp_core.report.wording import duration, percent, times
 from lbbsp_core.runtime.record.table import Floats, worker_names
 
 MIN_STEPS: Final = 20
@@ -105,8 +105,7 @@ def unbalanced(report: RunReport) -> Iterator[Advice]:
     yield Advice(
         "unbalanced",
         f"The batches do not follow the speeds, and workers wait {percent(report.waiting)} of "
-        f"the time for slower ones: a step can be up to {times(report.gain)} times as fast. "
-        + remedy,
+        f"the time for slower ones: a step can be up to {times(report.gain)} as fast. " + remedy,
     )
 
 
@@ -151,8 +150,8 @@ def short_steps(report: RunReport) -> Iterator[Advice]:
     if seconds < SHORT_STEP and len(report.workers) > 1:
         yield Advice(
             "short-steps",
-            f"Steps take {1e3 * seconds:.2g} ms: what each step costs besides its "
-            "samples (Python, the exchange, the all-reduce) counts, and timings are noisy. Raise "
+            f"Steps take {duration(seconds)}: what each step costs besides its samples "
+            " (Python, the exchange, the all-reduce) counts, and timings are noisy. Raise "
             "the global batch size.",
         )
 

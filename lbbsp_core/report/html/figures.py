@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from lbbsp_core.report.page import SAME, compared, percent, times
 from lbbsp_core.report.summary import measured, summary_of
+from lbbsp_core.report.wording import SAME, compared, percent, times
 from lbbsp_core.runtime.record.figures import Figures
 from lbbsp_core.runtime.record.record import Run, Stop
 from lbbsp_core.runtime.record.table import Floats, StepTable, known_workers, step_table
@@ -123,12 +123,12 @@ class RunReport:
                 return f"{name[0].upper()}{name[1:]}: {waited}. Balancing would gain little."
             return (
                 f"Not balanced, {name}: {waited}. With balanced batches a step would be up to "
-                f"{times(self.gain)} times as fast."
+                f"{times(self.gain)} as fast."
             )
         speedup = self.figures.speedup
         word = "Partly balanced" if speedup > 1 + SAME else "Unbalanced"
         word = "Balanced" if self.waiting <= BALANCED else word
-        beside = compared(speedup, "plain BSP would have been")
+        beside = compared("plain BSP would have been", speedup)
         return f"{word}: {beside}, by estimate; {waited}."
 
     def to_json(self) -> dict[str, object]:

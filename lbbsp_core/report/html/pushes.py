@@ -12,7 +12,7 @@ from lbbsp_core.report import charts
 from lbbsp_core.report.charts import Chart
 from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice, slower
 from lbbsp_core.report.html.speeds import lasting_drop
-from lbbsp_core.report.page import percent, rate
+from lbbsp_core.report.wording import grouped, percent
 from lbbsp_core.runtime.record.record import PushLine, Run, RunHeader
 from lbbsp_core.runtime.record.table import Floats, Integers, known_workers, worker_names
 from lbbsp_core.types import plausible
@@ -64,8 +64,8 @@ class PushReport:
         """One sentence that says how busy the workers were, and how stale their gradients."""
         busy = float(np.mean([worker.busy_share for worker in self.workers]))
         return (
-            f"Asynchronous run: {rate(self.samples_per_second)} samples per second; workers were "
-            f"busy {percent(min(busy, 1.0))} of the time, and their gradients were "
+            f"Asynchronous run: {grouped(self.samples_per_second)} samples per second; workers "
+            f"were busy {percent(min(busy, 1.0))} of the time, and their gradients were "
             f"{self.staleness.mean():.1f} updates old on average, at most {self.staleness.max()}."
         )
 

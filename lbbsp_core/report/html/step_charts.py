@@ -10,7 +10,7 @@ import numpy as np
 from lbbsp_core.report import charts
 from lbbsp_core.report.charts import Chart, Floats, Integers
 from lbbsp_core.report.html.figures import RunReport
-from lbbsp_core.report.page import percent
+from lbbsp_core.report.wording import grouped, percent
 from lbbsp_core.runtime.record.table import StepTable
 
 _LAST_STEPS = 12
@@ -135,7 +135,7 @@ def _last_steps(table: StepTable) -> Chart:
     layout |= {"barmode": "overlay", "height": max(layout["height"], 320)}
     rows = [["worker", "busy, ms", "waiting for other workers, ms"]]
     for rank, means in enumerate(np.transpose([busy.mean(axis=0), (slowest - busy).mean(axis=0)])):
-        rows.append([str(rank), *(f"{mean:.3g}" for mean in means)])
+        rows.append([str(rank), *map(grouped, means)])
     caption = f"Timeline of the last {len(wall)} measured steps; the table holds means."
     traces = charts.timeline(y, parts, "ms")
     return Chart("timeline", "The last steps", caption, traces, layout, rows)

@@ -178,7 +178,7 @@ def test_demo_writes_figures_records_and_a_picture(monkeypatch, tmp_path, comple
     for name in ("waiting for other workers", "waiting and communication", "speed-up, measured"):
         assert name in result.output
     [row] = [row for row in result.output.splitlines() if "hidden communication" in row]
-    assert re.findall(r"[0-9.]+%", row) == ["0.0%", "20.0%"]
+    assert re.findall(r"[0-9.]+ %", row) == ["0.0 %", "20.0 %"]
     assert "Balanced: 1.4 times as fast" in (folder / "report.html").read_text()
     assert f"open{folder / 'report.html'}" in "".join(result.output.split())
 

@@ -62,7 +62,8 @@ def test_a_page_of_simulations(results, drawn):
     assert np.add(busy["x"], waiting["x"]) == pytest.approx(
         [row.total_seconds for row in rows], rel=1e-4
     )
-    assert waiting["text"][0] == f"{rows[0].total_seconds:.4g} s, {rows[0].waiting_share:.0%}"
+    share = 100 * rows[0].waiting_share
+    assert waiting["text"][0] == f"{rows[0].total_seconds:.4g} s, {share:.0f} %"
     updates = charts["updates-0"]
     titles = [row.title for row in rows]
     assert [trace["name"] for trace in updates.data] == titles
@@ -136,3 +137,12 @@ def test_the_comparison_shows_waits_and_batch_sizes(drawn, speeds):
     assert charts["second"].data[0]["text"] == ["8.31 samples", "3.69 samples"]
     assert charts["first"].layout["xaxis"] == charts["second"].layout["xaxis"]
     assert np.shape(charts["batches-second"].data[0]["y"]) == (13,)  # without the short step
+
+
+def test_large_numbers_are_grouped_and_every_column_has_a_name(drawn):
+    faster = run(*(line(k, [13_104, 13_104], [1.5, 1.5], 1.6) for k in range(4)))
+    charts, text = drawn(draw_comparison, faster, faster)
+    assert charts["first"].table[1] == ["0", "13,104", "1,500", "0"]
+    assert charts["steps"].table[1][1:] == ["1,600"] * 3
+    assert "<td>16,380</td>" in text
+    assert all(row[0] for row in Page(text).rows)
