@@ -69,9 +69,9 @@ class LoadBalancer(BalancedFit):
             data. The chief writes and reads it. Also on SIGTERM to any worker: all save one after
             the same step, and leave with status 143. None writes none.
         every: Steps between two checkpoints, or "epoch" for one after each epoch.
-        logs: Whether to add ``waiting``, ``waiting_and_communication``, ``speedup`` and
-            ``hidden_communication`` to the logs of `fit`, which the progress bar, History and other
-            callbacks show, see docs/monitoring.md.
+        logs: Whether to add ``waiting``, ``waiting_and_communication``, ``speedup``,
+            ``speedup_at_most`` and ``hidden_communication`` to the logs of `fit`, which the
+            progress bar, History and other callbacks show, see docs/monitoring.md.
         share_work: Whether a part of each step is left to whoever has finished its own, see
             docs/sharing.md. ``"auto"`` does so where measured times say that it saves time; True
             as well, but a model for which it is impossible is refused in the first step. A number

@@ -18,7 +18,7 @@ from lbbsp_core.demo import comparison
 from lbbsp_core.demo.comparison import FinishedRun, Plan, Training
 from lbbsp_core.report.live import LiveRun
 from lbbsp_core.report.summary import Summary
-from lbbsp_core.report.wording import duration, percent, rate
+from lbbsp_core.report.wording import between, duration, percent, rate
 from lbbsp_core.runtime.record.figures import NOTICEABLE
 from lbbsp_core.validate import require_integer, require_known
 
@@ -125,6 +125,7 @@ def _table(figures: Summary) -> Table:
     table = options.FiguresTable(*columns, title=title, title_style="bold green")
     hides = max(bsp["hidden_communication"], lbbsp["hidden_communication"]) >= NOTICEABLE
     share = partial(percent, digits=1)
+    estimated = between(lbbsp["estimated_speedup"], lbbsp["estimated_speedup_at_most"])
     rows: list[tuple[str, str, Callable[[float], str]]] = [
         ("step", "step_seconds", duration),
         ("throughput", "samples_per_second", rate),
@@ -140,7 +141,7 @@ def _table(figures: Summary) -> Table:
     table.add_section()
     for name, text in (
         ("speed-up, measured", f"{figures['speedup']:.2f}"),
-        ("speed-up, estimated from the LB-BSP run", f"{lbbsp['estimated_speedup']:.2f}"),
+        ("speed-up, estimated from the LB-BSP run", estimated),
         ("ideal speed-up", f"{figures['ideal_speedup']:.2f}"),
         ("efficiency", share(figures["efficiency"])),
         ("computing in the ideal step", share(figures["ideal_busy_share"])),

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lbbsp_core.cli import options
 from lbbsp_core.report.live import LiveRun, View, WorkerView
-from lbbsp_core.report.wording import duration, grouped, percent, rate
+from lbbsp_core.report.wording import compared, duration, grouped, percent, rate
 from lbbsp_core.runtime.record.events import FAILED, FINISHED, INTERRUPTED
 from lbbsp_core.runtime.record.figures import RECENT
 from lbbsp_core.validate import require_nonnegative
@@ -239,12 +239,12 @@ def _figures(view: View) -> Iterator[str]:
     windows = ("All steps so far", view.so_far), (f"The last {RECENT} regular steps", view.recent)
     for window, figures in windows:
         if figures is not None:
+            gain = compared("with even batches", figures.speedup, figures.speedup_at_most)
             hidden = f"hidden communication {percent(figures.hidden_communication, 1)}, "
             yield (
                 f"{window}: waiting for other workers {percent(figures.waiting, 1)}, waiting and "
                 f"communication {percent(figures.waiting_and_communication, 1)}, "
-                f"{hidden * figures.hides}estimated speed-up over even batches "
-                f"{figures.speedup:.2f}."
+                f"{hidden * figures.hides}{gain} (estimated)."
             )
 
 

@@ -111,6 +111,7 @@ class Comparison:
                     "waiting_and_communication": run.figures.waiting_and_communication,
                     "hidden_communication": run.figures.hidden_communication,
                     "estimated_speedup": run.figures.speedup,
+                    "estimated_speedup_at_most": run.figures.speedup_at_most,
                     "accuracy": outcome.accuracy,
                     "samples_per_second": run.samples_per_second,
                 }

@@ -128,7 +128,7 @@ class RunReport:
         speedup = self.figures.speedup
         word = "Partly balanced" if speedup > 1 + SAME else "Unbalanced"
         word = "Balanced" if self.waiting <= BALANCED else word
-        beside = compared("plain BSP would have been", speedup)
+        beside = compared("plain BSP would have been", speedup, self.figures.speedup_at_most)
         return f"{word}: {beside}, by estimate; {waited}."
 
     def to_json(self) -> dict[str, object]:

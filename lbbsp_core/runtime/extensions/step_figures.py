@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lbbsp_core.cost import PiecewiseCost
-from lbbsp_core.cost.online import CostShape
 from lbbsp_core.runtime.exchange.protocol import PeerInfo, StepMessage, pack, unpack
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
-from lbbsp_core.runtime.record.figures import EvenBatches, RunningFigures
+from lbbsp_core.runtime.record.even_batches import EvenBatches
+from lbbsp_core.runtime.record.figures import RunningFigures
 from lbbsp_core.runtime.record.record import StepLine
 
 
@@ -42,14 +42,13 @@ class StepFigures(StepExtension):
             self.running.add(replace(self._last, wall_seconds=nanoseconds / 1e9))
         if self._even is None:
             infos = [PeerInfo.unpack(peer.static_info) for peer in self.session.peers or ()]
-            even = sum(line.amounts) / len(line.amounts)
-            curves = [PiecewiseCost(info.segments) for info in infos]
-            self._even = EvenBatches([CostShape(each, len(infos) * even) for each in curves])
+            self._even = EvenBatches([PiecewiseCost(info.segments) for info in infos])
         known = [
             1e3 * message.overhead_nanoseconds / max(message.picoseconds_per_sample, 1)
             for message in messages
         ]
-        self._last = replace(line, even_seconds=self._even.seconds(line, known))
+        least, most = self._even.seconds(line, known)
+        self._last = replace(line, even_seconds=least, even_seconds_at_most=most)
         return self._last
 
     def close(self) -> None:

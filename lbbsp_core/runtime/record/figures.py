@@ -7,7 +7,8 @@ i of N with the busy time :math:`b_i` in a step that takes s seconds from barrie
 waiting                    :math:`\sum_i (\max_j b_j - b_i) \,/\, (N s)`: waiting for other workers
 waiting and communication  :math:`\sum_i (s - b_i) \,/\, (N s)`: all that is not computing
 speed-up                   :math:`(s - \max_j b_j + e) \,/\, s`, with the time e that the slowest
-                           worker would be busy with even batches, see `EvenBatches`
+                           worker would be busy with even batches: at least, and at most, see
+                           `lbbsp_core.runtime.record.even_batches`
 hidden communication       :math:`h \,/\, s`, with the time h in which gradients are on their way
                            while the slowest computes; not hidden is :math:`s - \max_j b_j`
 =========================  =================================================================
@@ -18,16 +19,15 @@ workers must know alike is computed step by step, from exchanged numbers, by sca
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import reduce
 from typing import Final, NamedTuple
 
 from lbbsp_core.cost import Proportional
-from lbbsp_core.cost.online import CostShape, CostShapeState
+from lbbsp_core.runtime.record.even_batches import EvenBatches
 from lbbsp_core.runtime.record.record import StepLine
 
 RECENT: Final = 20
@@ -36,9 +36,6 @@ RECENT: Final = 20
 NOTICEABLE: Final = 0.01
 """Least share of the time from which on hidden communication is shown."""
 
-BELIEVED: Final = 0.5
-"""Largest overhead of a batch that is believed without a given cost, in terms of an even batch."""
-
 
 class Figures(NamedTuple):
     """Figures of some steps.
@@ -46,15 +43,18 @@ class Figures(NamedTuple):
     Args:
         waiting: Share of the workers' time in which they wait for slower workers, in [0, 1).
         waiting_and_communication: Share in which they do not compute, in [0, 1).
-        speedup: Estimated ratio of the time of these steps with even batches to their time, > 0.
+        speedup: Ratio of the time of these steps with even batches to their time, > 0: the least
+            estimate.
         hidden_communication: Share in which gradients are on their way while the slowest worker
             computes.
+        speedup_at_most: The largest estimate of the speed-up.
     """
 
     waiting: float
     waiting_and_communication: float
     speedup: float
     hidden_communication: float = 0.0
+    speedup_at_most: float = 1.0
 
     @property
     def communication(self) -> float:
@@ -80,8 +80,9 @@ class StepTimes(NamedTuple):
         seconds: Time from barrier to barrier.
         busy: Mean busy time of the workers.
         slowest: Busy time of the slowest worker.
-        even: Busy time that the slowest worker would have had with even batches.
+        even: Busy time that the slowest worker would have had with even batches, at least.
         hidden: Time in which gradients were on their way while the slowest worker computed.
+        even_at_most: The same as `even`, at most.
     """
 
     seconds: float
@@ -89,16 +90,18 @@ class StepTimes(NamedTuple):
     slowest: float
     even: float
     hidden: float
+    even_at_most: float
 
     @classmethod
     def of(cls, line: StepLine) -> StepTimes:
         """Returns the times of a step."""
         busy, slowest = line.busy_seconds, max(line.busy_seconds)
-        even = line.even_seconds
-        if even is None:  # with the largest believed overhead
-            even = EvenBatches([_STRAIGHT] * len(busy)).seconds(line, [0.0] * len(busy))
+        even, most = line.even_seconds, line.even_seconds_at_most
+        if even is None:
+            even, most = EvenBatches([Proportional()] * len(busy)).seconds(line, [0.0] * len(busy))
+        most = even if most is None else most  # records of earlier versions have one estimate
         seconds, hidden = max(line.wall_seconds, slowest), line.hidden_seconds
-        return cls(seconds, sum(busy) / len(busy), slowest, even, hidden)
+        return cls(seconds, sum(busy) / len(busy), slowest, even, hidden, most)
 
     @property
     def figures(self) -> Figures | None:
@@ -110,6 +113,7 @@ class StepTimes(NamedTuple):
             (self.seconds - self.busy) / self.seconds,
             (self.seconds - self.slowest + self.even) / self.seconds,
             self.hidden / self.seconds,
+            (self.seconds - self.slowest + self.even_at_most) / self.seconds,
         )
 
 
@@ -121,8 +125,7 @@ def total(times: Iterable[StepTimes]) -> StepTimes:
     return sums
 
 
-NOTHING: Final = StepTimes(0.0, 0.0, 0.0, 0.0, 0.0)
-_STRAIGHT: Final = CostShape(Proportional(), max_overhead=math.inf)
+NOTHING: Final = StepTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Sums(NamedTuple):
@@ -150,9 +153,10 @@ def figures_of(lines: Iterable[StepLine]) -> Figures | None:
     Example:
         >>> line = StepLine(step=0, sizes=(4, 8), busy_seconds=(1.0, 0.5), wall_seconds=1.25,
         ...                 predicted_seconds=(None, None), excluded=(), even_seconds=1.5,
-        ...                 hidden_seconds=0.25)
-        >>> figures_of([line])
-        Figures(waiting=0.2, waiting_and_communication=0.4, speedup=1.4, hidden_communication=0.2)
+        ...                 even_seconds_at_most=1.75, hidden_seconds=0.25)
+        >>> figures_of([line])  # doctest: +NORMALIZE_WHITESPACE
+        Figures(waiting=0.2, waiting_and_communication=0.4, speedup=1.4, hidden_communication=0.2,
+                speedup_at_most=1.6)
         >>> figures_of([line]).hidden_part
         0.5
     """
@@ -165,45 +169,6 @@ def predicted_over_measured(lines: Iterable[StepLine], rank: int) -> float | Non
     known = [(predicted, busy) for predicted, busy in pairs if predicted is not None]
     measured = sum(busy for _, busy in known)
     return sum(predicted for predicted, _ in known) / measured if measured > 0 else None
-
-
-class EvenBatches:
-    r"""Estimates how long the slowest worker of each step would be busy with an even batch.
-
-    Worker i would need :math:`b_i (w_i(e) + \kappa_i) / (w_i(x_i) + \kappa_i)` seconds for the even
-    batch :math:`e = X / N`, where :math:`\kappa_i` is the part of its time that does not depend on
-    the batch. A small one promises much. Balancing can start from none and correct itself; an
-    estimate cannot, and promised 2.5 where 1.4 was true. So it starts from half an even batch,
-    unless the worker knows more (a profile, a checkpoint), and each large change of a batch shows
-    what is true, also over the steps between that are not learned from: the first one of a new
-    size, on which the first change of a run falls.
-
-    Args:
-        shapes: Shape of each worker's cost, by rank.
-    """
-
-    def __init__(self, shapes: Sequence[CostShape]) -> None:
-        self._shapes = shapes
-        self._states: list[CostShapeState | None] = [None] * len(shapes)
-
-    def seconds(self, line: StepLine, known: Sequence[float]) -> float:
-        """Learns from a step, and returns the estimate for it.
-
-        Args:
-            line: Step, the next one.
-            known: Overhead of each worker by its own forecast, in samples; 0 if it knows of none.
-        """
-        even, slowest = sum(line.amounts) / len(line.amounts), 0.0
-        for rank, shape in enumerate(self._shapes):
-            work, busy = line.amounts[rank], line.busy_seconds[rank]
-            state = self._states[rank] or shape.starting_from(known[rank] or BELIEVED * even)
-            if not (line.short or rank in line.excluded) and work > 0 < busy:
-                state = shape.learn(state, work, busy)
-                self._states[rank] = state
-            here = shape.effective_samples(state, work)
-            there = shape.effective_samples(state, even)
-            slowest = max(slowest, busy * there / here if here > 0 else busy)
-        return slowest
 
 
 class TimesSoFar:

@@ -92,8 +92,9 @@ class StepLine:
         predicted_seconds: Time that each worker was predicted to take; None without a prediction.
         wall_seconds: Time from barrier to barrier, as rank 0 measures it.
         hidden_seconds: Time in which gradients were on their way while the slowest worker computed.
-        even_seconds: Estimate of the slowest worker's busy time with even batches, see
-            `lbbsp_core.runtime.record.figures.EvenBatches`; None if not estimated.
+        even_seconds: Estimate of the slowest worker's busy time with even batches, at least, see
+            `lbbsp_core.runtime.record.even_batches`; None if not estimated.
+        even_seconds_at_most: The same, at most.
         excluded: Ranks whose measurement was excluded from learning.
         short: True if the step has fewer samples than the global batch size.
         drivers: Driving factors of each worker known before the step started, by name; None where
@@ -112,6 +113,7 @@ class StepLine:
     wall_seconds: float
     hidden_seconds: float = 0.0
     even_seconds: float | None = None
+    even_seconds_at_most: float | None = None
     excluded: tuple[int, ...]
     short: bool = False
     drivers: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
@@ -392,7 +394,8 @@ def parse_line(values: object, where: str, workers: int | None = None) -> Line:
                 f"{where}: {name} must have a value for each worker, got {len(given)} values: "
                 "remove the line, or record the run again"
             )
-    for name in ("step", "wall_seconds", "hidden_seconds", "even_seconds", "time"):
+    even = "even_seconds", "even_seconds_at_most"
+    for name in ("step", "wall_seconds", "hidden_seconds", *even, "time"):
         numbers[name] = (getattr(line, name),)
     for name, given in numbers.items():
         for value in given:

@@ -35,7 +35,8 @@ class StepTable:
     predicted: Floats  # predicted busy seconds, shape `(n, N)`; NaN without a prediction
     wall: Floats  # seconds from barrier to barrier, shape `(n,)`
     hidden: Floats  # seconds in which communication was hidden, shape `(n,)`
-    even: Floats  # seconds of the slowest worker with even batches, estimated, shape `(n,)`
+    even: Floats  # least estimate of the slowest worker's seconds with even batches, shape `(n,)`
+    even_at_most: Floats  # the largest estimate, shape `(n,)`
     is_regular: Booleans  # whether a step is full and no measurement was excluded, shape `(n,)`
     is_short: Booleans  # whether a step has fewer samples than the global batch size, shape `(n,)`
     # driving factors, and what extensions have recorded, by name, shape `(n, N)`; NaN where unknown
@@ -71,7 +72,8 @@ class StepTable:
     @property
     def figures(self) -> Figures:
         """Figures of all steps, in which all workers must have been measured."""
-        columns = (self.seconds, self.busy.mean(axis=1), self.slowest, self.even, self.hidden)
+        columns = (self.seconds, self.busy.mean(axis=1), self.slowest, self.even, self.hidden,
+                   self.even_at_most)  # fmt: skip
         found = StepTimes(*(float(own.sum()) for own in columns)).figures
         assert found is not None, "a step without a time was not measured"
         return found
@@ -123,6 +125,7 @@ def step_table(run: Run) -> StepTable:
     if not run.steps:
         raise ValueError("the run must have at least one step, got none: train for longer")
     lines = run.with_same_workers()
+    times = [StepTimes.of(line) for line in lines]
     busy = np.array([line.busy_seconds for line in lines], np.float64)
     return StepTable(
         header=run.header,
@@ -133,7 +136,8 @@ def step_table(run: Run) -> StepTable:
         predicted=np.array([line.predicted_seconds for line in lines], np.float64),
         wall=np.array([line.wall_seconds for line in lines], np.float64),
         hidden=np.array([line.hidden_seconds for line in lines], np.float64),
-        even=np.array([StepTimes.of(line).even for line in lines], np.float64),
+        even=np.array([each.even for each in times], np.float64),
+        even_at_most=np.array([each.even_at_most for each in times], np.float64),
         is_regular=np.array([line.is_regular for line in lines], np.bool_),
         is_short=np.array([line.short for line in lines], np.bool_),
         drivers=_by_name([line.drivers for line in lines], busy.shape[1]),

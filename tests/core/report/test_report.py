@@ -46,7 +46,9 @@ def test_a_perfectly_balanced_run_loses_only_the_communication():
     figures = summarise(balanced())
     assert figures.efficiency == pytest.approx(1)
     assert figures.ideal_busy_share == pytest.approx(0.09 / 0.11)
-    assert figures.figures == pytest.approx((0, 0.02 / 0.11, (0.02 + 0.09 * 9 / 6) / 0.11, 0))
+    assert figures.figures == pytest.approx(
+        (*(0, 0.02 / 0.11, (0.02 + 0.09 * 9 / 6) / 0.11, 0, (0.02 + 0.09 * 6 / 3) / 0.11),)
+    )
 
 
 def test_the_ideal_is_one_of_whole_samples():
@@ -109,7 +111,7 @@ def test_the_schema_of_the_figures():
     one = outcome(1.0, [1.0])
     figures = Comparison(summarise(bsp()), summarise(balanced())).figures(one, one)
     each = {"step_seconds", "busy_seconds", "waiting", "waiting_and_communication",
-            "hidden_communication", "estimated_speedup", "accuracy",
+            "hidden_communication", "estimated_speedup", "estimated_speedup_at_most", "accuracy",
             "samples_per_second"}  # fmt: skip
     assert set(figures["bsp"]) == set(figures["lbbsp"]) == each
     assert set(figures) == {

@@ -7,14 +7,14 @@ import pytest
 from report_runs import line as step_line
 from worker_threads import run, step
 
-from lbbsp_core import CostShape, FixedShares, Profile, Proportional, SingleWorker
+from lbbsp_core import FixedShares, Profile, Proportional, SingleWorker
 from lbbsp_core.runtime.extensions.step_figures import StepFigures
 from lbbsp_core.runtime.loop.running_step import Left
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.record.even_batches import EvenBatches
 from lbbsp_core.runtime.record.figures import (
     RECENT,
-    EvenBatches,
     Figures,
     RunningFigures,
     TimesSoFar,
@@ -62,9 +62,15 @@ def test_several_steps_are_ratios_of_sums():
         (seconds[:, None] - busy).sum() / (3 * seconds.sum()),
         (1 + even).sum() / seconds.sum(),
         hidden.sum() / seconds.sum(),
+        (1 + 1.5 * even).sum() / seconds.sum(),
     )
     steps = [
-        line(k, sizes[k], speeds[k], even_seconds=float(even[k]), hidden_seconds=float(hidden[k]))
+        line(
+            *(k, sizes[k], speeds[k]),
+            even_seconds=float(even[k]),
+            even_seconds_at_most=1.5 * float(even[k]),
+            hidden_seconds=float(hidden[k]),
+        )
         for k in range(30)
     ]
     assert figures_of(steps) == pytest.approx(expected)
@@ -134,8 +140,8 @@ EVEN = 28 / 3
 
 
 def even(steps, known=0.0, cost=Proportional):
-    batches = EvenBatches([CostShape(cost(), max_overhead=28)] * 3)
-    return [batches.seconds(each, [known] * 3) for each in steps]
+    batches = EvenBatches([cost()] * 3)
+    return [batches.seconds(each, [known] * 3)[0] for each in steps]
 
 
 def test_half_an_even_batch_of_overhead_is_believed_at_first():

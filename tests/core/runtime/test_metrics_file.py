@@ -75,7 +75,7 @@ def step_in(path):
 
 
 def test_the_text_has_the_figures_of_each_worker():
-    found = parse(metrics_text("job", HEADER, LINE, Figures(0.25, 0.375, 1.5, 0.125)))
+    found = parse(metrics_text("job", HEADER, LINE, Figures(0.25, 0.375, 1.5, 0.125, 1.75)))
     for rank, host in enumerate(HOSTS):
         of = {name: value for (name, worker, where), value in found.items()
               if (worker, where) == (str(rank), host)}  # fmt: skip
@@ -98,6 +98,7 @@ def test_the_text_has_the_figures_of_each_worker():
         "lbbsp_waiting_ratio": 0.25,
         "lbbsp_waiting_and_communication_ratio": 0.375,
         "lbbsp_speedup_ratio": 1.5,
+        "lbbsp_speedup_at_most_ratio": 1.75,
         "lbbsp_hidden_communication_ratio": 0.125,
     }
 

@@ -1,0 +1,110 @@
+r"""Estimate of how long the slowest worker of each step would be busy with an even batch.
+
+Worker i would need :math:`b_i (w_i(e) + \kappa_i) / (w_i(x_i) + \kappa_i)` seconds for the even
+batch :math:`e = X / N`, where :math:`\kappa_i` is the part of its time that does not depend on the
+batch. A run that has seen nearly one batch size says nothing about it, and no overhead promises
+twice what half an even batch does. The estimate is therefore a range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from lbbsp_core.cost import Cost
+from lbbsp_core.runtime.record.record import StepLine
+
+BELIEVED: Final = 0.5
+"""Largest overhead of a batch that is believed without evidence, in terms of an even batch."""
+
+_CLEAR: Final = 4.0
+"""Standard errors from which on a slope counts as known."""
+
+_ERRORS: Final = 2.0
+"""Standard errors on both sides of a slope that is known: an interval of about 95 %."""
+
+
+class Fit(NamedTuple):
+    """Least squares of busy seconds by work, of one worker: means, and sums of squares about them.
+
+    Sums are updated by Welford's method, with scalar operations that round alike everywhere.
+    """
+
+    steps: int = 0
+    work: float = 0.0
+    seconds: float = 0.0
+    work_squares: float = 0.0
+    products: float = 0.0
+    seconds_squares: float = 0.0
+
+    def plus(self, work: float, seconds: float) -> Fit:
+        """Returns the fit with a further step."""
+        steps, more, longer = self.steps + 1, work - self.work, seconds - self.seconds
+        mean, mean_seconds = self.work + more / steps, self.seconds + longer / steps
+        return Fit(
+            *(steps, mean, mean_seconds),
+            self.work_squares + more * (work - mean),
+            self.products + more * (seconds - mean_seconds),
+            self.seconds_squares + longer * (seconds - mean_seconds),
+        )
+
+    def overheads(self) -> tuple[float, float] | None:
+        """Returns the smallest and the largest overhead, in samples, by the slope's interval.
+
+        None if the slope is not clear: batches have hardly changed, or the speed has changed with
+        them. Balanced batches follow the speed, so that a slow worker's are small and take as long:
+        a fit then attributes to the overhead what the speed has done, and its slope vanishes.
+        """
+        if self.steps < 3 or self.work_squares <= 1e-6 * self.work**2 or self.products <= 0:
+            return None
+        slope = self.products / self.work_squares
+        rest = max(self.seconds_squares - slope * self.products, 0.0)
+        error = math.sqrt(rest / (self.steps - 2) / self.work_squares)
+        if slope < _CLEAR * error:
+            return None
+        ends = slope + _ERRORS * error, slope - _ERRORS * error
+        least, most = (max(self.seconds / end - self.work, 0.0) for end in ends)
+        return least, most
+
+
+class EvenBatches:
+    """Estimates the busy time of the slowest worker with even batches, from below and above.
+
+    The overhead of each worker is between the ends of a `Fit` of all steps that count. Until that
+    is clear it is the one that the worker knows (by a profile or a checkpoint), or else between
+    none and half an even batch, the largest one that plans assume, too.
+
+    Args:
+        costs: Cost of each worker, by rank, of which the marginal work counts.
+    """
+
+    def __init__(self, costs: Sequence[Cost]) -> None:
+        self._costs = costs
+        self._fits = [Fit()] * len(costs)
+        self._known: Sequence[float] = ()
+
+    def seconds(self, line: StepLine, known: Sequence[float]) -> tuple[float, float]:
+        """Learns from a step, and returns the smallest and the largest estimate for it.
+
+        Args:
+            line: Step, the next one.
+            known: Overhead of each worker by its own forecast, in samples; 0 if it knows of none.
+                That before the first step counts.
+        """
+        self._known = self._known or tuple(known)
+        even, least, most = sum(line.amounts) / len(line.amounts), 0.0, 0.0
+        for rank, cost in enumerate(self._costs):
+            empty, busy = float(cost.effective_samples(0)), line.busy_seconds[rank]
+            here, there = (
+                float(cost.effective_samples(x)) - empty for x in (line.amounts[rank], even)
+            )
+            if not (line.short or rank in line.excluded) and here > 0 < busy:
+                self._fits[rank] = self._fits[rank].plus(here, busy)
+            assumed = self._known[rank], self._known[rank] or BELIEVED * even
+            times = [
+                busy * (there + overhead) / (here + overhead) if here + overhead > 0 else busy
+                for overhead in self._fits[rank].overheads() or assumed
+            ]
+            least, most = max(least, min(times)), max(most, max(times))
+        return least, most

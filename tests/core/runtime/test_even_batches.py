@@ -1,0 +1,96 @@
+"""The estimated time of even batches: ranges that have the truth where the cost is known."""
+
+import numpy as np
+import pytest
+from report_runs import line
+
+from lbbsp_core import Affine, Balancer, Proportional
+from lbbsp_core.runtime.record.even_batches import BELIEVED, EvenBatches, Fit
+from lbbsp_core.runtime.record.figures import figures_of
+
+X, SPEEDS = 192, (1.0, 1.0, 0.4)
+EVEN = X / len(SPEEDS)
+
+
+def recorded(lines, known=0.0):
+    """Estimates of each step, and the lines with them."""
+    batches = EvenBatches([Proportional()] * len(lines[0].sizes))
+    ranges = [batches.seconds(each, [known] * len(each.sizes)) for each in lines]
+    names = "even_seconds", "even_seconds_at_most"
+    return ranges, [
+        type(each)(**(vars(each) | dict(zip(names, ends, strict=True))))
+        for each, ends in zip(lines, ranges, strict=True)
+    ]
+
+
+def closed_loop(overhead, noise, steps=60, change=None):
+    """Steps of balanced workers, each with a fixed part of `overhead` samples; and the true gain.
+
+    From the step `change` on, the first worker is as slow as the last one.
+    """
+    rng = np.random.default_rng(0)
+    team = [Balancer(rank=rank, workers=3, global_batch_size=X) for rank in range(3)]
+    lines, even, taken = [], 0.0, 0.0
+    for step in range(steps):
+        sizes, speeds = team[0].sizes(step), list(SPEEDS)
+        if change is not None and step >= change:
+            speeds[0] = SPEEDS[2]
+        slow = rng.uniform(1, 1 + noise, 3) / speeds / 1e3
+        busy = [float(each * (x + overhead)) for each, x in zip(slow, sizes, strict=True)]
+        messages = [own.report(seconds) for own, seconds in zip(team, busy, strict=True)]
+        for own in team:
+            own.receive(messages, max(busy))
+        lines.append(line(step, sizes, busy, max(busy)))
+        if step >= steps // 5:
+            even, taken = even + max(slow) * (EVEN + overhead), taken + max(busy)
+    return lines, even / taken
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("overhead", [0.0, 0.2 * EVEN, 0.5 * EVEN, 1.5 * EVEN])
+def test_the_true_gain_of_affine_workers_is_inside(overhead, noise):
+    lines, gain = closed_loop(overhead, noise)
+    ranges, lines = recorded(lines)
+    figures = figures_of(lines[len(lines) // 5 :])
+    assert figures.speedup <= 1.02 * gain <= 1.02**2 * figures.speedup_at_most
+    if not noise:
+        assert figures.speedup_at_most - figures.speedup < 0.01
+    assert all(least <= most for least, most in ranges)
+
+
+@pytest.mark.parametrize("overhead", [0.0, 0.3 * EVEN])
+def test_a_speed_that_changes_is_not_taken_for_an_overhead(overhead):
+    lines, gain = closed_loop(overhead, 0.05, steps=120, change=60)
+    figures = figures_of(recorded(lines)[1][24:])
+    assert figures.speedup <= 1.02 * gain <= 1.02**2 * figures.speedup_at_most
+
+
+def test_one_batch_size_shows_nothing_of_the_overhead():
+    lines = [line(step, (80, 80, 32), (0.08, 0.08, 0.08), 0.09) for step in range(30)]
+    half = BELIEVED * EVEN
+    ends = 0.08 * (EVEN + half) / (32 + half), 0.08 * EVEN / 32
+    assert recorded(lines)[0] == [pytest.approx(ends)] * 30
+    exact = 0.08 * (EVEN + 8) / (32 + 8)
+    assert recorded(lines, known=8.0)[0] == [pytest.approx((exact, exact))] * 30
+
+
+def test_a_record_with_one_estimate_has_no_range():
+    figures = figures_of([line(0, (9, 3), (0.1, 0.1), 0.1, even_seconds=0.15)])
+    assert (figures.speedup, figures.speedup_at_most) == pytest.approx((1.5, 1.5))
+
+
+def test_the_fit_is_the_one_of_least_squares():
+    rng = np.random.default_rng(1)
+    work = rng.uniform(10, 90, 40)
+    cost = Affine(0.02, 0.001)
+    seconds = cost(work) * rng.normal(1, 0.02, 40)
+    fit = Fit()
+    for each in zip(work.tolist(), seconds.tolist(), strict=True):
+        fit = fit.plus(*each)
+    (slope, constant), covariance = np.polyfit(work, seconds, 1, cov=True)
+    least, most = fit.overheads()
+    error = 2 * np.sqrt(covariance[0, 0])
+    ends = [seconds.mean() / (slope + sign * error) - work.mean() for sign in (1, -1)]
+    assert (least, most) == pytest.approx(ends)
+    assert least < 20 < most
+    assert constant / slope == pytest.approx(20, rel=0.2)
