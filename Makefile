@@ -91,6 +91,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/disturbance.py
 	$(BIN)/python benchmarks/sharing.py
 	$(BIN)/python benchmarks/sharing.py --channels 80 --steps 50
+	$(BIN)/python benchmarks/estimates.py
 	$(BIN)/python benchmarks/first_uses.py
 
 setup: $(READY)

@@ -26,91 +26,45 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from contention import WARM_UP, X
+from emulated_device import PHASE_STEPS, Device
 
 if TYPE_CHECKING:
     import keras
-    import numpy as np
     import tensorflow as tf
 
     from lbbsp_core.runtime.record.record import StepLine
 
 SCHEMES: dict[str, bool | str | float] = {"bsp": False, "lbbsp": False, "auto": "auto", "40 %": 0.4}
 """Value of `share_work` of each scheme."""
-PHASE_STEPS = 3.0
-"""Steps for which neighbours go on, for each second of the schedules of `bursty`."""
 
 
-class Device:
-    """Emulated device that a worker shares with jobs of a neighbour, which start and stop.
+def network(strategy: tf.distribute.Strategy, device: Device) -> keras.Model:
+    """Returns a compiled network whose forward pass runs on a device."""
+    import keras
+    import tensorflow as tf
 
-    Args:
-        sample_seconds: Time of a sample while no neighbour is there.
-        rank: Number of the worker.
-        seed: With the rank, decides about the neighbours; None: there are none.
-        scale: Duration of a second of their schedule.
-    """
+    class OnDevice(keras.layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(device.compute, [x], x.dtype), x.shape)
 
-    def __init__(self, sample_seconds: float, rank: int, seed: int | None, scale: float) -> None:
-        self._sample_seconds = sample_seconds
-        self._phases = self._schedule(rank, seed, scale)
-        self._until, self._slowness = 0.0, 1
-
-    @staticmethod
-    def _schedule(rank: int, seed: int | None, scale: float) -> Iterator[tuple[float, int]]:
-        """Yields the end of each phase, and by how much the device is slower in it."""
-        from lbbsp_core.launch.contention import bursty
-
-        now = time.monotonic()
-        if seed is None:
-            yield math.inf, 1
-            return
-        for seconds, demands in bursty(rank, seed):
-            now += seconds * scale
-            yield now, 1 + len(demands)
-
-    def compute(self, samples: np.ndarray) -> np.ndarray:
-        """Sleeps as long as the device needs for these samples."""
-        work, now = len(samples) * self._sample_seconds, time.monotonic()
-        while True:
-            while now >= self._until:
-                self._until, self._slowness = next(self._phases)
-            end = min(now + work * self._slowness, self._until)
-            work -= (end - now) / self._slowness
-            time.sleep(max(end - time.monotonic(), 0.0))
-            if end < self._until:
-                return samples
-            now = end
-
-    def network(self, strategy: tf.distribute.Strategy) -> keras.Model:
-        """Returns a compiled network whose forward pass runs on this device."""
-        import keras
-        import tensorflow as tf
-
-        class OnDevice(keras.layers.Layer):
-            def call(self, x: tf.Tensor) -> tf.Tensor:
-                return tf.ensure_shape(tf.numpy_function(device.compute, [x], x.dtype), x.shape)
-
-        device, layers = self, keras.layers
-        with strategy.scope():
-            keras.utils.set_random_seed(0)
-            model = keras.Sequential(
-                [layers.Input((64,)), OnDevice(), layers.Dense(32, "relu"), layers.Dense(10)]
-            )
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            model.compile(keras.optimizers.SGD(0.01), loss)
-        return model
+    layers = keras.layers
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [layers.Input((64,)), OnDevice(), layers.Dense(32, "relu"), layers.Dense(10)]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.01), loss)
+    return model
 
 
 def train(options: argparse.Namespace) -> None:
@@ -136,7 +90,7 @@ def train(options: argparse.Namespace) -> None:
     else:
         seconds = float(options.seconds)
         device = Device(seconds * 3 / X, rank, options.seed, PHASE_STEPS * seconds)
-        (x, y), model = load_digits(return_X_y=True), device.network(strategy)
+        (x, y), model = load_digits(return_X_y=True), network(strategy, device)
     order = np.arange(int(options.steps) * X) % len(x)  # one long epoch
     feed = balancer.dataset(x[order].astype("f4"), y[order])
     model.fit(feed, steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer], verbose=0)
