@@ -12,7 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_core.runtime.record.figures import figures_of, predicted_over_measured
+from lbbsp_core.runtime.record.figures import (
+    figures_of,
+    means_of_values,
+    predicted_over_measured,
+)
 from lbbsp_core.runtime.record.record import StepLine, counted
 
 logger = logging.getLogger("lbbsp.tf")
@@ -25,12 +29,12 @@ class WorkerScalars:
     """Writes scalars of the workers where the user's TensorBoard callback writes, on the chief.
 
     Each worker has a run ``lbbsp/worker_2`` in the callback's folder, so that its curves lie over
-    those of the others: ``batch_size``, ``busy_seconds``, ``waiting_seconds`` and
-    ``predicted_over_measured``. The run ``lbbsp/all`` has the figures of
-    `lbbsp_core.runtime.record.figures` and ``plan_changes``. A point is written after
-    ``update_freq`` steps, and after each epoch; it is over the regular steps since the last one, or
-    over all if none is regular: their mean, the ratio of their sums, or the number of changed
-    plans. It is at the last global step.
+    those of the others: ``batch_size``, ``busy_seconds``, ``waiting_seconds``,
+    ``predicted_over_measured``, and the names of what extensions have recorded. The run
+    ``lbbsp/all`` has the figures of `lbbsp_core.runtime.record.figures` and ``plan_changes``. A
+    point is written after ``update_freq`` steps, and after each epoch; it is over the regular steps
+    since the last one, or over all if none is regular: their mean, the ratio of their sums, or the
+    number of changed plans. It is at the last global step.
 
     Summaries are written by TensorFlow itself, since ``tf.summary.scalar`` needs the package
     ``tensorboard``.
@@ -122,4 +126,4 @@ def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:
     }
     if (ratio := predicted_over_measured(lines, rank)) is not None:
         scalars["predicted_over_measured"] = ratio
-    return scalars
+    return {**scalars, **means_of_values(lines, rank)}

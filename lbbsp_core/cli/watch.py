@@ -127,8 +127,13 @@ def render(view: View, rows: int | None = None, wait: float = 0.0) -> Group:
         table.add_column(name, overflow="fold", min_width=len(name))
     for name in ("batch", "busy", "waiting", "pushes" if view.is_asynchronous else "forecast"):
         table.add_column(name, justify="right", no_wrap=True)
+    recorded = dict.fromkeys(name for worker in workers for name in worker.values)
+    for name in recorded:
+        table.add_column(Text(name), justify="right")
     for worker in workers:
-        cells = map(Text, _cells(worker))
+        values = [worker.values.get(name) for name in recorded]
+        texts = ("-" if value is None else grouped(value) for value in values)
+        cells = map(Text, (*_cells(worker), *texts))
         table.add_row(*cells, style="bold" if worker.rank == view.slowest else "")
     return Group(state, *sentences, table, rest)
 

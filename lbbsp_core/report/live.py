@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +20,7 @@ from lbbsp_core.runtime.record.figures import (
     Figures,
     StepTimes,
     TimesSoFar,
+    means_of_values,
     predicted_over_measured,
     total,
 )
@@ -49,6 +50,8 @@ class WorkerView:
     # samples per second (or work) in terms of those of the fastest worker; None if unknown
     speed: float | None = None
     causes: tuple[str, ...] = ()  # why it is slower than the fastest one, as far as drivers show it
+    # means of what extensions of the session have recorded, by name
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +246,7 @@ class LiveRun:
             waiting_seconds=waited / len(steps),
             waiting=waited / times.seconds if times.seconds > 0 else 0.0,
             prediction=predicted_over_measured(steps, rank),
+            values={one_line(n): x for n, x in means_of_values(steps, rank).items()},
         )
 
 

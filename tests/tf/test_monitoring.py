@@ -20,12 +20,14 @@ def test_each_worker_has_curves_and_so_have_all_together(tmp_path):
     scalars = WorkerScalars(SimpleNamespace(rank=0, observers=observers))
     scalars.begin_fit([keras.callbacks.TensorBoard(tmp_path)])
     line = StepLine(step=0, sizes=(4,), busy_seconds=(0.1,), predicted_seconds=(None,),
-                    wall_seconds=0.2, excluded=())  # fmt: skip
+                    wall_seconds=0.2, excluded=(), values={"parts": (3.0,)})  # fmt: skip
     for observer in observers:
         observer(line)
     scalars.end_epoch()
     scalars.end_fit()
     assert {path.name for path in (tmp_path / "lbbsp").iterdir()} == {"all", "worker_0"}
+    (curves,) = (tmp_path / "lbbsp" / "worker_0").iterdir()
+    assert b"lbbsp/parts" in curves.read_bytes()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -46,6 +46,7 @@ _HELP: Final = {
     "lbbsp_batch_size": "Samples of the worker in the last step.",
     "lbbsp_busy_seconds": "Busy time of the worker in the last step.",
     "lbbsp_waiting_seconds": "Time in the last step until the slowest worker was done.",
+    "lbbsp_extension_value": "What an extension has recorded of the worker in the last step.",
     "lbbsp_predicted_seconds": "Busy time that was predicted for the last step.",
 }
 
@@ -151,6 +152,9 @@ def metrics_text(run: str, header: RunHeader, line: StepLine, figures: Figures) 
             ("lbbsp_predicted_seconds", line.predicted_seconds[rank]),
         ):
             series.setdefault(name, []).append((labels, value))
+        for name, values in line.values.items():
+            recorded = series.setdefault("lbbsp_extension_value", [])
+            recorded.append(({**labels, "name": name}, values[rank]))
     return "".join(text for name, values in series.items() for text in _metric(name, values))
 
 

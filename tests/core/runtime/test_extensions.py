@@ -1,9 +1,12 @@
 """Extensions of a session: each can be deleted, and a new one is a class in a list."""
 
 import logging
+import re
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 from worker_threads import X, run, step
 
 from lbbsp_core import DisagreementError, SessionOptions, WorkerSession, read_run
@@ -89,13 +92,23 @@ def test_a_new_extension_sends_records_sums_up_and_continues(tmp_path, caplog, m
         session.close()
         return session.extensions[LastWorker].counts, other.extensions[LastWorker].counts
 
+    options = SessionOptions(record=tmp_path, metrics_file=tmp_path / "job.prom")
     with caplog.at_level(logging.INFO, logger="lbbsp.session"):
-        found = run(worker, make=of(*kinds), options=lambda rank: SessionOptions(record=tmp_path))
+        found = run(worker, make=of(*kinds), options=lambda rank: options)
     assert found == [([0, 3], [0, 3])] * 2
     assert [line.values["last"] for line in read_run(tmp_path).steps] == [
         (0.0, number + 1.0) for number in range(3)
     ]
     assert "worker 1 was last in 3 steps" in caplog.messages
+    live = LiveRun(tmp_path)
+    assert live.read()
+    assert [worker.values for worker in live.view().workers] == [{"last": 0.0}, {"last": 2.0}]
+    console = Console(file=StringIO(), width=200)
+    console.print(render(live.view()))
+    assert re.search(r"forecast +last *\n(?s:.*) 0 *\n.* 2 *\n", console.file.getvalue())
+    text = (tmp_path / "job.prom").read_text("utf-8")
+    assert 'lbbsp_extension_value{run="job",worker="1",host="' in text
+    assert 'name="last"} 3.0' in text
 
 
 def test_workers_with_other_extensions_are_named_before_the_first_step():
