@@ -19,7 +19,7 @@ from waits import HANG_SECONDS
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, SessionOptions
 from lbbsp_core.order import SampleStream
-from lbbsp_core.runtime.asynchronous import async_session
+from lbbsp_core.runtime.asynchronous import async_session, client
 from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
 from lbbsp_core.runtime.asynchronous.coordination import empty_questions
 from lbbsp_mx.store.server_optimizer import Keys, ServerOptimizer
@@ -215,7 +215,7 @@ def weights_of(scheme, done):
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(async_session, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(client, "_FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(async_session, "SLOW_CLAIM_SECONDS", float("inf"))
 
 

@@ -1,42 +1,34 @@
 """Training session of one worker whose peers need not be in the same step.
 
 It is the counterpart of `lbbsp_core.runtime.loop.session` for SSP, ASP, DSSP and ElasticBSP. A
-coordinator on a server (`coordination.py`) decides which workers proceed and assigns the samples.
-The session measures, predicts, sends requests to the coordinator, waits for its answers, and
-records the pushes.
+coordinator on a server (`coordinator.py`) decides which workers proceed and assigns the samples.
+The session measures, predicts, asks the coordinator (`client.py`), and pushes gradients.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from lbbsp_core._version import __version__
 from lbbsp_core.cost import Cost
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.measure import PartTimer
 from lbbsp_core.order import SampleStream
-from lbbsp_core.policy import BatchConstraints, Even, FirstUses
+from lbbsp_core.policy import BatchConstraints, Even, FirstUses, Policy
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.registry import SYNCHRONISERS
 from lbbsp_core.reserve import CLAIM_SECONDS, SLOW_CLAIM_SECONDS, PartCosts, mode_of
+from lbbsp_core.runtime.asynchronous.client import Client, Servers
 from lbbsp_core.runtime.asynchronous.coordination import (
     Answer,
-    Coordinator,
     CoordinatorService,
     Question,
-    Table,
-    question_table,
-    read_answer,
-    read_log,
     report_integers,
 )
+from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
 from lbbsp_core.runtime.asynchronous.reserves import PartsReport, Reserves
 from lbbsp_core.runtime.exchange import protocol
-from lbbsp_core.runtime.exchange.collectives import to_integers
 from lbbsp_core.runtime.exchange.handshake import Identity
 from lbbsp_core.runtime.exchange.protocol import LINE, PeerInfo, StepMessage, fingerprint
 from lbbsp_core.runtime.loop.bounds import FIXED, BatchBounds, Situation, last, narrow
@@ -44,40 +36,11 @@ from lbbsp_core.runtime.loop.running_step import StepMeter
 from lbbsp_core.runtime.options.naming import described, limits_by_rank, read_cost, read_predictor
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.record import run_header
-from lbbsp_core.runtime.record.writer import RunRecord, open_record
+from lbbsp_core.runtime.record.writer import open_record
 from lbbsp_core.sync.base import Synchroniser, ends_together
 from lbbsp_core.work import require_work
 
 logger = logging.getLogger("lbbsp.session")
-
-_FIRST_PAUSE_SECONDS = 0.0005
-_LONGEST_PAUSE_SECONDS = 0.005
-"""Pauses between reads of the coordinator's answers: they double, from the first to the longest."""
-
-
-class Servers(Protocol):
-    """Operations on a framework's parameter servers that an asynchronous session needs."""
-
-    rank: int
-    workers: int
-
-    def ask(self, table: Table) -> None:
-        """Pushes a table of questions, see `lbbsp_core.runtime.asynchronous.coordination`."""
-
-    def read_answers(self) -> Table:
-        """Pulls the table of answers."""
-
-    def exchange_log(self, table: Table) -> Table:
-        """Pushes a request for the log, and pulls the answer."""
-
-    def push_gradients(self, *, to_sum: bool) -> None:
-        """Pushes this worker's gradients into the model, or into the sum of kept gradients."""
-
-    def apply_sums(self, scale: float) -> None:
-        """Updates the model by the sum of kept gradients, times `scale`; it is empty then."""
-
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Bounds the time spent inside the context, in which this worker waits for others."""
 
 
 class AsyncSession:
@@ -114,6 +77,7 @@ class AsyncSession:
         sharing = mode_of(share_work)
         options.check_asynchronous(servers.rank)
         self.servers, self.options = servers, options
+        self._client = Client(servers)
         self.sync = SYNCHRONISERS.resolve(sync)
         if sharing and not ends_together(self.sync):
             raise ValueError(
@@ -122,26 +86,10 @@ class AsyncSession:
             )
         self._sharing = sharing if servers.workers > 1 else 0
         self.policy = policy = options.choose_policy(Even(), rank=servers.rank)
-        workers = servers.workers
-        known = BatchConstraints(
-            global_batch_size, limits_by_rank(options.limits, workers), options.granularity or 1
-        )
-        now = Situation(
-            policy,
-            (PeerInfo(LINE),) * workers,
-            are_limits_given=options.limits is not None,
-            bounds=BatchBounds(default_maximum=True),
-        )
-        self.constraints = last(narrow(known, now, FIXED))
-        require_work(None, self.constraints.limits, global_batch_size)
-        cost_shape = CostShape.from_cost(read_cost(options.cost), global_batch_size, workers)
-        if cost_shape.marginal_segments() != LINE:
-            raise ValueError(
-                f"cost must be a straight line (Proportional, Affine), got {cost_shape.prior!r}: "
-                "the coordinator plans by an overhead and a slope"
-            )
+        self.constraints = _constraints(options, policy, global_batch_size, servers.workers)
+        shape = _cost_shape(options, global_batch_size, servers.workers)
         predictor = read_predictor(options.predictor) if policy.uses_costs else None
-        self._estimator = SpeedEstimator(predictor, cost_shape)
+        self._estimator = SpeedEstimator(predictor, shape)
         self._estimate = self._estimator.init()
         self._first_uses = FirstUses()
         self._forecast: Cost | None = None
@@ -150,9 +98,7 @@ class AsyncSession:
         self._overhead = 0.0  # of an iteration, in samples
         chosen = f"{described(self.sync)} {self.constraints} {described(policy)} {self._sharing}"
         self._facts = f"{__version__} {chosen}, {facts}"
-        self._answer = Answer()
-        self._asked = 0  # questions, and samples of the batches that are drawn:
-        self._claims: list[int] = []
+        self._claims: list[int] = []  # samples of the batches that are drawn
         self._limit = 0
         self._part: tuple[int, int] | None = None  # that has been claimed, and not yet drawn
         self._parts: PartTimer | None = None  # of the running iteration, if it has a reserve
@@ -160,8 +106,6 @@ class AsyncSession:
         self._iterations = self._updates_seen = 0
         self._departed = False
         self._record_path = options.record_path() if servers.rank == 0 else None
-        self._record: RunRecord | None = None  # while pushes are recorded
-        self._recorded = 0  # pushes
         self._identity = Identity.here(devices)
         self._framework, self._versions = framework, versions
         self._meter = StepMeter()
@@ -185,13 +129,10 @@ class AsyncSession:
 
         Worker 0 waits for the others if it records the run, because the record names their hosts.
         """
-        first = _names_of(self.servers.rank)
-        for place, told in reversed([*enumerate(self._identity.pack())]):  # the length comes last
-            self._ask(Question.TELL, first + place, told)
-        self._compare(0, self._facts)
+        self._client.tell(self._identity)
+        self._client.compare(0, self._facts)
         if self._record_path is not None:
-            with self.servers.waiting("for the names of the other workers"):
-                names = [self._read_identity(rank) for rank in range(self.servers.workers)]
+            names = self._client.identities()
             header = run_header(
                 self._framework,
                 workers=self.servers.workers,
@@ -204,7 +145,7 @@ class AsyncSession:
                 hosts=[each.host for each in names],
                 devices=[each.device(rank) for rank, each in enumerate(names)],
             )
-            self._record = open_record(self._record_path, header)
+            self._client.record = open_record(self._record_path, header)
 
     def use_samples(
         self, num_samples: int, seed: int | None = None, shuffle: bool = True
@@ -214,7 +155,7 @@ class AsyncSession:
         stream = SampleStream(num_samples, seed, shuffle)
         self._data_sets += 1
         order = f"{num_samples} samples with the seed {seed}" + ", in order" * (not shuffle)
-        self._compare(self._data_sets, order)
+        self._client.compare(self._data_sets, order)
         return stream
 
     def exclude_step(self) -> None:
@@ -235,7 +176,7 @@ class AsyncSession:
         if part is None:
             with self._meter.excluded_wait():
                 iteration = self._iterations + len(self._claims)
-                answer = self._ask(Question.CLAIM, limit, iteration, first)
+                answer = self._client.ask(Question.CLAIM, limit, iteration, first)
             part = answer.first, answer.second
         begin, end = part
         if end > begin:
@@ -259,7 +200,7 @@ class AsyncSession:
             self._claims.clear()
             return True
         asked = Question.AWAITED, self._iterations, self._limit
-        return ends_together(self.sync) and bool(self._ask(*asked).first)
+        return ends_together(self.sync) and bool(self._client.ask(*asked).first)
 
     def claim_part(self, samples: int) -> bool:
         """Claims a part of the running iteration, when a batch of `samples` of it is computed.
@@ -269,15 +210,15 @@ class AsyncSession:
         """
         if self._parts is None:
             is_ahead = len(self._claims) > 1  # what comes next belongs to the next iteration
-            if is_ahead or not self._answer.reserve:
+            if is_ahead or not self._client.answer.reserve:
                 return False
             self._parts = PartTimer(samples, self._meter.elapsed)
 
         def ask(_: float) -> tuple[int, int]:
-            answer = self._ask(Question.CLAIM_PART, self._limit)
+            answer = self._client.ask(Question.CLAIM_PART, self._limit)
             return answer.first, answer.second
 
-        begin, end = self._parts.claim(ask if self._answer.reserve else None)
+        begin, end = self._parts.claim(ask if self._client.answer.reserve else None)
         if begin < end:
             self._part = begin, end
             del self._claims[0]
@@ -311,44 +252,40 @@ class AsyncSession:
         report = (samples, *times, self._updates_seen, int(excluded), *report_integers(shared))
         if not self.sync.keeps_pushes:
             self.servers.push_gradients(to_sum=False)
-        kept = bool(self._ask(Question.PUSH, *report).first)
+        kept = bool(self._client.ask(Question.PUSH, *report).first)
         if kept or self.sync.keeps_pushes:
             self.servers.push_gradients(to_sum=kept)
-        self._update_if_complete(self._ask(Question.ENTERED))
+        self._update_if_complete(self._client.ask(Question.ENTERED))
         del self._claims[:1]
         self._parts = None
         self._iterations += 1
-        self._wait_for(lambda answer: answer.released > self._iterations, "to be released")
+        self._client.wait_for(lambda answer: answer.released > self._iterations, "to be released")
 
     def begin_read(self) -> int:
         """Returns, and stores, the number of updates in the model that is about to be read."""
-        self._updates_seen = self._answer.updates
+        self._updates_seen = self._client.answer.updates
         return self._updates_seen
 
     def end_read(self) -> None:
         """Starts the next iteration; call it when the model has been read."""
         wall_seconds, _ = self._meter.leave()
         logger.debug("iteration %d took %.4f s, waits included", self._iterations, wall_seconds)
-        self._drain()
+        self._client.drain()
 
     def depart(self) -> None:
         """Leaves the training, so that no worker waits for this one; later calls do nothing."""
         if not self._departed:
             self._departed = True
-            self._update_if_complete(self._ask(Question.FINISH))
+            self._update_if_complete(self._client.ask(Question.FINISH))
 
     def finish(self) -> None:
         """Leaves the training, and waits until all workers have left."""
         self.depart()
-        self._wait_for(lambda answer: not answer.active, "for all to finish")
+        self._client.wait_for(lambda answer: not answer.active, "for all to finish")
 
     def close(self) -> None:
         """Closes the run record; call it when the final model has been read."""
-        self._drain()
-        if self._record is not None:
-            self._record.end(0)
-            self._record.close()
-            self._record = None
+        self._client.close()
 
     def _parts_report(self, samples: int, busy_seconds: float) -> PartsReport:
         """Returns what is told of sharing in an iteration; learns what parts cost."""
@@ -401,51 +338,32 @@ class AsyncSession:
             is_mean = answer.second and ends_together(self.sync)
             total = self.constraints.global_batch_size
             self.servers.apply_sums(total / answer.second if is_mean else 1.0)
-            self._ask(Question.APPLIED)
-
-    def _compare(self, fact: int, mine: str) -> None:
-        """Raises an error if another worker has another value of a fact."""
-        if self._ask(Question.TELL, fact, fingerprint(mine)).first != fingerprint(mine):
-            raise protocol.DisagreementError(
-                f"workers disagree on sync, batches, policy, parameters or samples: worker "
-                f"{self.servers.rank} has {mine}, and another worker has different values; start "
-                "all workers with the same ones"
-            )
-
-    def _read_identity(self, rank: int) -> Identity:
-        """Returns the names of a worker; waits until the worker has told them."""
-        first = _names_of(rank)
-        while not (length := self._ask(Question.READ, first).first):
-            time.sleep(_LONGEST_PAUSE_SECONDS)
-        places = range(first + 1, first + 1 + len(to_integers(bytes(length))))
-        return Identity.unpack([length, *(self._ask(Question.READ, each).first for each in places)])
-
-    def _ask(self, question: Question, *values: int) -> Answer:
-        """Asks the coordinator, and waits for its answer."""
-        self._asked += 1
-        rank, workers = self.servers.rank, self.servers.workers
-        self.servers.ask(question_table(workers, rank, question, self._asked, *values))
-        return self._wait_for(lambda answer: answer.number == self._asked, "for the coordinator")
-
-    def _wait_for(self, done: Callable[[Answer], bool], what: str) -> Answer:
-        pause = _FIRST_PAUSE_SECONDS
-        with self.servers.waiting(what):
-            while True:
-                self._answer = read_answer(self.servers.read_answers()[self.servers.rank])
-                if done(self._answer):
-                    return self._answer
-                self._drain()
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-
-    def _drain(self) -> None:
-        """Records the pushes since the last call, on rank 0."""
-        while self._record is not None and self._recorded < self._answer.pushes:
-            for line in read_log(self.servers.exchange_log, self._recorded):
-                self._record.write(line)
-                self._recorded += 1
+            self._client.ask(Question.APPLIED)
 
 
-def _names_of(rank: int) -> int:
-    """Returns the number of the first fact that is an integer of `Identity.pack` of a worker."""
-    return (1 + rank) << 16  # those before are data sets
+def _constraints(
+    options: SessionOptions, policy: Policy, global_batch_size: int, workers: int
+) -> BatchConstraints:
+    """Returns what batch sizes must satisfy, with the bounds by default."""
+    limits = limits_by_rank(options.limits, workers)
+    now = Situation(
+        policy,
+        (PeerInfo(LINE),) * workers,
+        are_limits_given=options.limits is not None,
+        bounds=BatchBounds(default_maximum=True),
+    )
+    known = BatchConstraints(global_batch_size, limits, options.granularity or 1)
+    constraints = last(narrow(known, now, FIXED))
+    require_work(None, constraints.limits, global_batch_size)
+    return constraints
+
+
+def _cost_shape(options: SessionOptions, global_batch_size: int, workers: int) -> CostShape:
+    """Returns the shape of a worker's cost; raises ValueError if it is no straight line."""
+    shape = CostShape.from_cost(read_cost(options.cost), global_batch_size, workers)
+    if shape.marginal_segments() != LINE:
+        raise ValueError(
+            f"cost must be a straight line (Proportional, Affine), got {shape.prior!r}: "
+            "the coordinator plans by an overhead and a slope"
+        )
+    return shape

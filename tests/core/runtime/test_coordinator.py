@@ -31,7 +31,6 @@ from lbbsp_core import (
 )
 from lbbsp_core.policy import BatchConstraints
 from lbbsp_core.runtime.asynchronous.coordination import (
-    Coordinator,
     CoordinatorService,
     Question,
     question_table,
@@ -39,6 +38,7 @@ from lbbsp_core.runtime.asynchronous.coordination import (
     read_report,
     report_integers,
 )
+from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
 from lbbsp_core.runtime.asynchronous.reserves import PartsReport, Reserves
 from lbbsp_core.runtime.record.record import PushLine
 from lbbsp_core.sim import schedule

@@ -25,7 +25,7 @@ from lbbsp_core import (
     registry,
 )
 from lbbsp_core.cost import slowest
-from lbbsp_core.runtime.asynchronous.coordination import Coordinator
+from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
 from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.options.defaults import SHORT_STEP_SECONDS
 from lbbsp_core.testing import check_plan
