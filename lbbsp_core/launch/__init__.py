@@ -17,7 +17,7 @@ from typing import Final
 
 from lbbsp_core.launch.cluster import job_spec, require_free_ports
 from lbbsp_core.launch.contention import Contention, Phase, check_contention, own_cores, places
-from lbbsp_core.launch.cpu_shares import schedule
+from lbbsp_core.launch.cpu_shares import Schedule, schedule
 from lbbsp_core.launch.devices import assign_devices
 from lbbsp_core.launch.elsewhere import by_ssh
 from lbbsp_core.launch.hosts import Hosts, find_hosts
@@ -40,7 +40,7 @@ def launch(
     workers: int | None = None,
     speeds: Sequence[float] | None = None,
     speeds_at: Sequence[tuple[float, Sequence[float]]] = (),
-    run_dir: Path | None = None,
+    run_dir: str | Path | None = None,
     timeout: float | None = None,
     max_restarts: int = 0,
     elastic: int | None = None,
@@ -55,7 +55,7 @@ def launch(
     rank: int | None = None,
     port: int | None = None,
     env: Sequence[str] = (),
-    log_dir: Path | None = None,
+    log_dir: str | Path | None = None,
     ranks: Collection[int] | None = None,
 ) -> int:
     """Runs a script as a job of worker processes, on this machine or others; waits for its end.
@@ -129,29 +129,12 @@ def launch(
     """
     started = time.monotonic()
     _check(command, timeout, grace)
-    found = find_hosts(hosts, workers, framework=framework, port=port, rank=rank)
+    found = find_hosts(hosts, workers, framework=framework, port=port, rank=rank, env=env)
     workers = require_integer("workers", len(found.names) if found else workers or 0, 1)
     limits = RestartLimits(max_restarts, elastic)
     check_limits(limits, workers)
     _check_ranks(ranks, workers)
-    cores: Sequence[int] = ()
-    if contention is not None:
-        check_contention(contention)
-        cores = own_cores(workers)
-        speeds = speeds if speeds is not None or cores else [1.0] * workers
-    plan = None
-    if speeds is not None:
-        plan = schedule(speeds, speeds_at, workers=workers, cores=available_cores())
-    elif speeds_at:
-        raise ValueError(
-            f"speeds_at = {list(speeds_at)} needs the speeds at the start: give speeds as well, "
-            f"such as {[1] * workers}"
-        )
-    if env and found is None:
-        raise ValueError(
-            f"env = {list(env)} is for processes on other hosts, and no hosts are given: leave it "
-            "out, because processes of this machine have all variables"
-        )
+    plan, cores = _shares(speeds, speeds_at, contention, workers)
     emulated = plan is not None or contention is not None
     if found is not None:
         _check_hosts(found, limits, devices, emulated=emulated)
@@ -166,44 +149,33 @@ def launch(
     check_command(command)
     if gpus is not None and gpus.note is not None:
         notify(gpus.note)
+    folder, logs = (None if each is None else Path(each) for each in (run_dir, log_dir))
     events: SimpleQueue[Event] = SimpleQueue()
 
     def run(attempt: Attempt) -> Outcome:
         members = attempt.members
         job = job_spec(
-            framework,
-            len(members),
-            emulated=emulated,
-            run_dir=run_dir,
-            servers=servers,
-            restart=attempt.number,
-            workers_at_first=workers,
+            framework, len(members), emulated=emulated, run_dir=folder, servers=servers,
+            restart=attempt.number, workers_at_first=workers, hosts=found and found.of(members),
             devices=None if gpus is None else [gpus.environments[i] for i in members],
-            hosts=found and found.of(members),
-        )
+        )  # fmt: skip
         if found is not None and found.rank is not None:
             require_free_ports(job, found.rank)
-        if run_dir is not None:
-            run_dir.mkdir(parents=True, exist_ok=True)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         shares = None if plan is None else plan.of(members)
         changes = () if shares is None else shares.stages[1:]
         placed = places(contention, members, shares, cores)
-        outcome = None
         with closing(Reaper()) as reaper, closing(
-            Output(output or print_line, ranks, log_dir, attempt.number)
+            Output(output or print_line, ranks, logs, attempt.number)
         ) as lines:  # fmt: skip
             throttle = create_throttle(shares, emulation, notify, contended=contention is not None)
-            supervisor = Supervisor(throttle, reaper, lines, events, started)
-            try:
+            with closing(Supervisor(throttle, reaper, lines, events, started)) as supervisor:
                 only = found and found.rank
                 supervisor.start(command, job, placed, only, remote and remote.of(members))
                 outcome = supervisor.watch(changes, timeout)
                 if outcome.leaving:
                     outcome = supervisor.let_leave(outcome, grace, notify)
-            finally:
-                supervisor.stop(succeeded=outcome is not None and outcome.status == 0)
-        if outcome.status == 0:
-            supervisor.check_output()
         return outcome
 
     with signal_handlers(events) as signals:
@@ -235,6 +207,28 @@ def _check_ranks(ranks: Collection[int] | None, workers: int) -> None:
                 f"ranks must be from 0 to {workers - 1}, got {rank}: name workers whose output is "
                 "to be printed"
             )
+
+
+def _shares(
+    speeds: Sequence[float] | None,
+    speeds_at: Sequence[tuple[float, Sequence[float]]],
+    contention: Contention | None,
+    workers: int,
+) -> tuple[Schedule | None, Sequence[int]]:
+    """Returns the CPU shares of workers, and a core for each if it shares it with neighbours."""
+    cores: Sequence[int] = ()
+    if contention is not None:
+        check_contention(contention)
+        cores = own_cores(workers)
+        speeds = speeds if speeds is not None or cores else [1.0] * workers
+    if speeds is not None:
+        return schedule(speeds, speeds_at, workers=workers, cores=available_cores()), cores
+    if speeds_at:
+        raise ValueError(
+            f"speeds_at = {list(speeds_at)} needs the speeds at the start: give speeds as well, "
+            f"such as {[1] * workers}"
+        )
+    return None, cores
 
 
 def _check_hosts(

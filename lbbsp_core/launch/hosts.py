@@ -63,6 +63,7 @@ def find_hosts(
     framework: str,
     port: int | None = None,
     rank: int | None = None,
+    env: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> Hosts | None:
     """Returns the hosts of a job; None if all workers run on this machine.
@@ -79,6 +80,11 @@ def find_hosts(
             raise ValueError(
                 f"{option} = {value} needs hosts, or a Slurm step: workers of one machine get "
                 f"free ports; give hosts, or omit {option}"
+            )
+        if env:
+            raise ValueError(
+                f"env = {list(env)} is for processes on other hosts, and no hosts are given: leave "
+                "it out, because processes of this machine have all variables"
             )
         return None
     given = hosts.split(",") if isinstance(hosts, str) else hosts

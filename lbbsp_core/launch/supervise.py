@@ -74,6 +74,7 @@ class Supervisor:
         self._workers: list[child.ChildProcess] = []
         self._helpers: list[child.ChildProcess] = []
         self._first_failed: child.ChildProcess | None = None
+        self._succeeded = False
         self._is_whole = True  # no worker is started by another launcher
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
         self._reaper.watch("job", self._folder)
@@ -169,6 +170,7 @@ class Supervisor:
                 return Outcome(TIMED_OUT, message)
             if time.monotonic() >= next_change:
                 self._throttle.apply(pending.popleft().shares)
+        self._succeeded = True
         return Outcome(0)
 
     def let_leave(self, outcome: Outcome, seconds: float, notify: Callable[[str], None]) -> Outcome:
@@ -216,15 +218,16 @@ class Supervisor:
         problem = f" ({'; '.join(problems)})" if problems else ""
         return outcome._replace(message=f"{outcome.message}{problem}", lost_workers=lost)
 
-    def stop(self, *, succeeded: bool) -> None:
+    def close(self) -> None:
         """Ends all remaining processes, by SIGTERM, then by SIGKILL, and reads their last output.
 
-        If the job succeeded, processes that the workers have started get a moment to end.
+        If the job succeeded, processes that the workers have started get a moment to end; then an
+        error that the output callback has raised after the last exit is raised.
         """
         self._release()
         for worker in self._workers if self._first_failed else ():
             note_failed(self._folder / str(worker.index))
-        if not (succeeded and self._wait_until_gone(CLEANUP_SECONDS)):
+        if not (self._succeeded and self._wait_until_gone(CLEANUP_SECONDS)):
             self._signal_all(signal.SIGTERM)
             if not self._wait_until_gone(TERM_SECONDS):
                 self._signal_all(signal.SIGKILL)
@@ -239,18 +242,15 @@ class Supervisor:
         if self._first_failed is not None:
             for line in self._first_failed.output_tail():
                 print(f"[{_short(self._first_failed)}] {line}", file=sys.stderr)
+        while self._succeeded and (event := child.next_event(self._events, 0.0)) is not None:
+            if isinstance(event, child.OutputFailed):
+                raise event.error
 
     def _release(self) -> None:
         """Lifts the limits of all workers, so that they end quickly."""
         for worker in self._workers:
             with suppress(OSError):  # a failure here must not prevent the end of the processes
                 self._throttle.release(worker.index)
-
-    def check_output(self) -> None:
-        """Raises the error, if any, that the output callback raised after the last exit."""
-        while (event := child.next_event(self._events, 0.0)) is not None:
-            if isinstance(event, child.OutputFailed):
-                raise event.error
 
     def _by_index(self) -> dict[int, child.ChildProcess]:
         """Returns all processes by index: workers by rank, then the processes beside them."""

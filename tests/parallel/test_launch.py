@@ -188,14 +188,17 @@ def test_a_flood_of_output_without_line_ends_blocks_nobody(script):
     assert seen == {0: 3_000_006, 1: 3_000_006}
 
 
-def test_arguments_environment_and_run_dir(script, tmp_path):
+@pytest.mark.parametrize("kind", [str, Path])
+def test_arguments_environment_and_folders(script, tmp_path, kind):
     lines = {}
     body = "print(sys.argv[1:], os.environ['LBBSP_RUN_DIR'], os.path.isdir(sys.argv[2]))\n"
     body += "os._exit(0)  # as a script without a plugin may"
     run_dir = tmp_path / "runs" / "one"
     command = [script(body), "--epochs", str(run_dir), "a b"]
-    assert launch(command, workers=2, run_dir=run_dir, output=lines.__setitem__) == 0
+    folders = {"run_dir": kind(run_dir), "log_dir": kind(tmp_path / "logs")}
+    assert launch(command, workers=2, output=lines.__setitem__, **folders) == 0
     assert lines[0] == lines[1] == f"['--epochs', '{run_dir}', 'a b'] {run_dir} True"
+    assert lines[0] in (tmp_path / "logs" / "worker-0.log").read_text()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
