@@ -20,18 +20,6 @@ of each worker, so what the step would have taken with any f. All of them comput
 exchanged integers, by scalar arithmetic (rule 3).
 """
 
-from lbbsp_core.reserve.claims import AUTO, FRACTIONS, Claims, Split, mode_of, shortest_part, split
+from lbbsp_core.reserve.claims import AUTO, FRACTIONS, Claims, Split, mode_of, split
 from lbbsp_core.reserve.hindsight import Hindsight, HindsightState, Seen, Shared, estimate, replay
-from lbbsp_core.reserve.pace import (
-    CLAIM_SECONDS,
-    PART_SECONDS,
-    SLOW_CLAIM_SECONDS,
-    Pace,
-    PartCosts,
-    together_seconds,
-)
-
-__all__ = ["AUTO", "CLAIM_SECONDS", "FRACTIONS", "PART_SECONDS", "SLOW_CLAIM_SECONDS",
-           "Claims", "Hindsight", "HindsightState", "Pace", "PartCosts", "Seen", "Shared", "Split",
-           "estimate", "mode_of", "replay", "shortest_part", "split",
-           "together_seconds"]  # fmt: skip
+from lbbsp_core.reserve.pace import CLAIM_SECONDS, SLOW_CLAIM_SECONDS, Pace, PartCosts

@@ -20,8 +20,8 @@ from lbbsp_core.reserve import (
     estimate,
     replay,
     split,
-    together_seconds,
 )
+from lbbsp_core.reserve.pace import together_seconds
 from lbbsp_core.sim import SimConfig, read_trace, replay_trace
 from lbbsp_core.sim.engine import run_bsp, run_oracle
 
