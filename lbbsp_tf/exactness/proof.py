@@ -13,17 +13,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import and_
 from traceback import walk_tb
 from typing import NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.compat.probing import whole_tracebacks
 from lbbsp_tf.exactness.effects import assigned_from_samples, factors_of_logged, targets_are_sums
-from lbbsp_tf.exactness.rounding import DOUBLE, INEXACT, SINGLE, Comparison
+from lbbsp_tf.exactness.equations import Equations
+from lbbsp_tf.exactness.rounding import DOUBLE, INEXACT, SINGLE
 from lbbsp_tf.exactness.trial import Split, Trials
 from lbbsp_tf.step.train_step import TrainStep, Weighting
 
@@ -61,7 +62,6 @@ def prove(
         at_tapes: Whether to prove what holds if gradients are summed as they leave a tape.
     """
     token_means: set[str] = set()
-
     trials = partial(
         Trials, strategy, train_step.function, batch, token_means=token_means, at_tapes=at_tapes
     )
@@ -78,15 +78,60 @@ def prove(
         raise
     noisy = [] if any(split.is_finite for split in splits) else alone.noisy_splits()
     splits = noisy or splits  # the same noise may choose no sample at all
-    whole = splits[0].whole.sketches
-    if not whole:
+    inexact = INEXACT if train_step.is_inexact else SINGLE
+    precision = DOUBLE if alone.is_double else inexact
+    if refusal := _without_equations(train_step, splits, precision.tolerance):
+        return refusal
+    finite = [split for split in splits if split.is_finite]
+    if not finite:
+        _warn_of("not finite")
+        return Weighting(by_tokens=by_tokens)
+    if any(not sketch.any() for sketch in splits[0].whole.sketches):
+        _warn_of("zero")
+    equations, replicas = Equations(precision, finite), strategy.num_replicas_in_sync
+    if not equations.repeats(alone.again(is_noisy=bool(noisy))):
+        logger.warning(
+            "%s draws random numbers in another way than by keras.random or tf.random (NumPy, a "
+            "candidate sampler), so that its gradients could only roughly be compared",
+            train_step.name,
+        )
+
+    def weighted(seen: Sequence[Split], means: Sequence[bool], one_replica: bool) -> Weighting:
+        sums = (False,) if all(means) else tuple(not mean for mean in means)
+        summed = tuple(map(and_, means, equations.common)) if any(equations.common) else ()
+        logged = factors_of_logged(splits, seen, replicas, tolerance=precision.tolerance)
+        targets = targets_are_sums(seen, tolerance=precision.tolerance)
+        return Weighting(one_replica, sums, by_tokens, summed, logged, targets)
+
+    refuted = partial(_refuted, train_step, alone, equations)
+    if equations.are_free:
+        means = equations.means
+        if not train_step.keeps_gradients and equations.error_of(alone.scaled_split(), means):
+            return _changed(train_step)
+        return refuted(means) or weighted(splits, means, True)
+    if all(equations.sums):
+        seen = trials(one_replica=False).splits()
+        if (shared := equations.shared(seen[0], replicas)) is not None:
+            return refuted(shared) or weighted(seen, shared, False)
+        if len(finite) > 1 and not any(equations.common):
+            return _with_a_term(train_step)
+    if not (at_tapes or train_step.keeps_gradients):
+        summed = prove(train_step, strategy, batch, by_tokens=by_tokens, at_tapes=True)
+        if isinstance(summed, Weighting) and any(summed.summed):
+            return _changed(train_step)
+    return _not_over_samples(train_step, "the loss", equations.worst_error())
+
+
+def _without_equations(
+    train_step: TrainStep, splits: Sequence[Split], tolerance: float
+) -> Refusal | None:
+    """Returns a refusal of what a step does, or does not do, besides its gradients."""
+    if not splits[0].whole.sketches:
         return Refusal(
             f"{train_step.name} applied no gradients",
             "call optimizer.apply (or apply_gradients) in it, so that they can be weighted",
         )
-    inexact = INEXACT if train_step.is_inexact else SINGLE
-    precision = DOUBLE if alone.is_double else inexact
-    assigned = assigned_from_samples(splits, tolerance=precision.tolerance)
+    assigned = assigned_from_samples(splits, tolerance=tolerance)
     if _STATE_OF_GENERATOR in assigned:
         return Refusal(
             f"{train_step.name} draws from a tf.random.Generator, which goes on by the samples of "
@@ -101,81 +146,21 @@ def prove(
             "computed from them (gradient_accumulation_steps, momentum, updates), and a metric or "
             "BatchNormalization(synchronized=True) what is computed from samples",
         )
-    finite = [split for split in splits if split.is_finite]
-    if not finite:
-        _warn_of("not finite")
-        return Weighting(by_tokens=by_tokens)
-    if any(not sketch.any() for sketch in whole):
-        _warn_of("zero")
-    calls = range(len(whole))
-    compared = [Comparison(precision, finite, k) for k in calls]
-    again = alone.again(is_noisy=bool(noisy)).sketches
-    if not all(compared[k].repeats(whole[k], again[k]) for k in calls):
-        logger.warning(
-            "%s draws random numbers in another way than by keras.random or tf.random (NumPy, a "
-            "candidate sampler), so that its gradients could only roughly be compared",
-            train_step.name,
-        )
-    means = [all(compared[k].agree(whole[k], split.mean(k)) for split in finite) for k in calls]
-    common = [all(split.is_common(k) for split in finite) for k in calls]
+    return None
 
-    def error_of(split: Split, means: Sequence[bool]) -> float:
-        """Returns how far gradients are from the means or sums that they should be."""
-        errors = [0.0]
-        for k, is_mean in enumerate(means):
-            whole, parts = split.whole.sketches[k], (split.mean(k), split.sum(k) - constants[k][0])
-            if np.isfinite([whole, *parts]).all():
-                comparison = Comparison(precision, [split], k)
-                errors.append(comparison.difference(whole, parts[not is_mean]))
-        return max(errors)
 
-    def weighted(
-        seen: Sequence[Split], means: Sequence[bool], one_replica: bool
-    ) -> Weighting | Refusal:
-        for split in alone.noisy_splits():
-            if error := error_of(split, means):
-                what = "the loss, with noise that differs by sample,"
-                return _not_over_samples(train_step, what, error)
-        for split in alone.switched_splits():
-            if error := error_of(split, means):
-                return _not_over_samples(train_step, "a term or branch of the loss", error)
-        logged = factors_of_logged(
-            splits, seen, strategy.num_replicas_in_sync, tolerance=precision.tolerance
-        )
-        sums = (False,) if all(means) else tuple(not mean for mean in means)
-        summed = tuple(each and common[k] for k, each in enumerate(means)) if any(common) else ()
-        targets = targets_are_sums(seen, tolerance=precision.tolerance)
-        return Weighting(one_replica, sums, by_tokens, summed, logged, targets)
-
-    # What is the same for all batches, if the loss is a sum over samples.
-    constants = [[split.sum(k) - whole[k] for split in finite] for k in calls]
-    sums = [compared[k].agree(constants[k][0], constants[k][-1]) for k in calls]
-    free = [sums[k] and compared[k].agree(constants[k][0], 0 * whole[k]) for k in calls]
-    if all(mean or alone_sum for mean, alone_sum in zip(means, free, strict=True)):
-        if not train_step.keeps_gradients and error_of(alone.scaled_split(), means):
-            return _changed(train_step)
-        return weighted(splits, means, True)
-    if all(sums):
-        seen, replicas = trials(one_replica=False).splits(), strategy.num_replicas_in_sync
-        rest = [seen[0].sum(k) - seen[0].whole.sketches[k] for k in calls]
-        shared = [common[k] and np.array_equal(whole[k], seen[0].whole.sketches[k]) for k in calls]
-        # A step that sees all replicas divides what is not shared by them, but no sum over samples.
-        if all(shared[k] or compared[k].agree(rest[k], constants[k][0] / replicas) for k in calls):
-            return weighted(seen, shared, False)
-        if len(finite) > 1 and not any(common):
-            return Refusal(
-                f"{train_step.loss_name} is a sum over samples and of a term without samples, such "
-                "as the squares of weights, which every worker would add",
-                "regularise by keras.regularizers, or let the step divide the term by "
-                "strategy.num_replicas_in_sync",
-            )
-    if not (at_tapes or train_step.keeps_gradients):
-        summed = prove(train_step, strategy, batch, by_tokens=by_tokens, at_tapes=True)
-        if isinstance(summed, Weighting) and any(summed.summed):
-            return _changed(train_step)
-    worst = max(k for k in calls if not means[k])
-    error = max(compared[worst].difference(whole[worst], split.mean(worst)) for split in finite)
-    return _not_over_samples(train_step, "the loss", error)
+def _refuted(
+    train_step: TrainStep, alone: Trials, equations: Equations, means: Sequence[bool]
+) -> Refusal | None:
+    """Returns a refusal if gradients are no means or sums with other noise, weights or branches."""
+    for split in alone.noisy_splits():
+        if error := equations.error_of(split, means):
+            what = "the loss, with noise that differs by sample,"
+            return _not_over_samples(train_step, what, error)
+    for split in alone.switched_splits():
+        if error := equations.error_of(split, means):
+            return _not_over_samples(train_step, "a term or branch of the loss", error)
+    return None
 
 
 def _not_over_samples(train_step: TrainStep, what: str, error: float) -> Refusal:
@@ -213,6 +198,15 @@ def _changed(train_step: TrainStep) -> Refusal:
         "in another way that is not linear), on each worker's own batch",
         "call gradients = balancer.sum_gradients(gradients) after each tape, for those of the "
         "global batch; or let the optimizer do it: clipnorm, global_clipnorm or clipvalue",
+    )
+
+
+def _with_a_term(train_step: TrainStep) -> Refusal:
+    return Refusal(
+        f"{train_step.loss_name} is a sum over samples and of a term without samples, such "
+        "as the squares of weights, which every worker would add",
+        "regularise by keras.regularizers, or let the step divide the term by "
+        "strategy.num_replicas_in_sync",
     )
 
 

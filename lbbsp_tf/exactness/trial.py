@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -92,6 +93,51 @@ class Split(NamedTuple):
         return all(np.isfinite(sketch).all() for trial in trials for sketch in trial.sketches)
 
 
+@dataclass
+class _Traced:
+    """What a train step logs, and takes gradients of, while it is traced in a replica."""
+
+    samples: tf.Tensor
+    scale: tf.Tensor  # of gradients with respect to variables
+    switches: compat.Switches
+    token_means: set[str]
+    at_tapes: bool
+    scalars: list[tf.Tensor | float] = field(default_factory=list)
+    targets: list[tf.Tensor | float] = field(default_factory=list)
+
+    def patches(self) -> list[AbstractContextManager[None]]:
+        """Returns the contexts in which the step runs."""
+        graph = compat.current_graph()
+
+        def record(value: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, Nest]:
+            is_inner = compat.current_graph() is not graph
+            self.scalars.append(float("nan") if is_inner else tf.cast(value, tf.float64))
+            return value, weight
+
+        return [
+            compat.intercepted_scalars(record),
+            compat.intercepted_gradients(self._taken),
+            compat.token_means_scaled(self._of_samples),
+        ]
+
+    def _of_samples(self, tokens: tf.Tensor, why: str) -> tf.Tensor:
+        self.token_means.add(why)
+        return tf.cast(tokens, tf.float64) / self.samples
+
+    def _taken(self, total: compat.Method, of_variables: bool, take: compat.Method) -> Nest:
+        self.targets.append(total())
+        self.switches.is_paused = True
+        found = take()
+        self.switches.is_paused = False
+        if not of_variables:
+            return found
+        if self.at_tapes:
+            return compat.sum_gradients(found)
+        return tf.nest.map_structure(
+            lambda g: None if g is None else g * tf.cast(self.scale, g.dtype), found
+        )
+
+
 class Trials:
     """Train step that can be tried on the samples ``begin .. end - 1`` of a batch.
 
@@ -126,66 +172,39 @@ class Trials:
                 if isinstance(tensor, tf.Tensor):
                     tensor.set_shape([rows, *tensor.shape[1:]])
             samples = tf.cast(end - begin, tf.float64)
-            graph = compat.current_graph()
-            scalars: list[tf.Tensor | float] = []
-            targets: list[tf.Tensor | float] = []
             scale = tf.where(tf.equal(switch, _SCALED), _LARGE, 1.0)
-
-            def of_samples(tokens: tf.Tensor, why: str) -> tf.Tensor:
-                token_means.add(why)
-                return tf.cast(tokens, tf.float64) / samples
-
-            def record(value: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, Nest]:
-                is_inner = compat.current_graph() is not graph
-                scalars.append(float("nan") if is_inner else tf.cast(value, tf.float64))
-                return value, weight
-
-            def taken(total: compat.Method, of_variables: bool, take: compat.Method) -> Nest:
-                targets.append(total())
-                self._switches.is_paused = True
-                found = take()
-                self._switches.is_paused = False
-                if not of_variables:
-                    return found
-                if at_tapes:
-                    return compat.sum_gradients(found)
-                return tf.nest.map_structure(
-                    lambda g: None if g is None else g * tf.cast(scale, g.dtype), found
-                )
-
-            patches = [
-                compat.intercepted_scalars(record),
-                compat.intercepted_gradients(taken),
-                compat.token_means_scaled(of_samples),
-            ]
+            traced = _Traced(samples, scale, self._switches, token_means, at_tapes)
+            patches = traced.patches()
             if one_replica:
                 added = compat.added_vectors_scaled(1.0 / samples, part)
                 patches = [compat.replicas_view(), added, *patches]
             like_all = same_for_all_samples
             sketches = sketches_as_one_process(train_step, part, *patches, summed=like_all)
-            numbers = [tf.convert_to_tensor(value, tf.float64) for value in (*scalars, *targets)]
-            return sketches, numbers[: len(scalars)], numbers[len(scalars) :]
+            kinds = traced.scalars, traced.targets
+            return sketches, *(
+                [tf.convert_to_tensor(value, tf.float64) for value in values] for values in kinds
+            )
 
-        @contextmanager
-        def patches(begin: tf.Tensor, end: tf.Tensor, switch: tf.Tensor) -> Iterator[None]:
-            def variants(rows: tf.Tensor) -> tf.Tensor:
-                """Returns zeros or, if noisy, numbers of samples, whatever part they are tried in.
+        self._probe = Probe(strategy, replica, self._patches, (tf.int64, tf.int64, tf.int64))
 
-                Rows may also be parts of samples, such as tokens.
-                """
-                self._has_noise = True
-                samples = tf.cast(end - begin, tf.int32)
-                is_by_sample = tf.equal(rows % samples, 0) & tf.equal(switch, _NOISY)
-                number = tf.cast(begin, tf.int32) + tf.range(rows) // tf.maximum(1, rows // samples)
-                number += tf.where(number >= self._rows, self._rows // 3, 0)  # see `_and_rotated`
-                return tf.where(is_by_sample, number % self._rows % compat.NOISES, 0)
+    @contextmanager
+    def _patches(self, begin: tf.Tensor, end: tf.Tensor, switch: tf.Tensor) -> Iterator[None]:
+        def variants(rows: tf.Tensor) -> tf.Tensor:
+            """Returns zeros or, if noisy, numbers of samples, whatever part they are tried in.
 
-            self._switches = compat.Switches(switch)
-            noise = compat.noise_alike(variants)
-            with noise, compat.batch_norm_in_inference(), self._switches.installed():
-                yield
+            Rows may also be parts of samples, such as tokens.
+            """
+            self._has_noise = True
+            samples = tf.cast(end - begin, tf.int32)
+            is_by_sample = tf.equal(rows % samples, 0) & tf.equal(switch, _NOISY)
+            number = tf.cast(begin, tf.int32) + tf.range(rows) // tf.maximum(1, rows // samples)
+            number += tf.where(number >= self._rows, self._rows // 3, 0)  # see `_and_rotated`
+            return tf.where(is_by_sample, number % self._rows % compat.NOISES, 0)
 
-        self._probe = Probe(strategy, replica, patches, (tf.int64, tf.int64, tf.int64))
+        self._switches = compat.Switches(switch)
+        noise = compat.noise_alike(variants)
+        with noise, compat.batch_norm_in_inference(), self._switches.installed():
+            yield
 
     @property
     def is_double(self) -> bool:
