@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -29,6 +30,9 @@ _SHORTEST_NAME: Final = 5
 
 STDOUT: Final = Path("-")
 """Value of ``--json`` that stands for standard output."""
+
+optional: Final = functools.partial(typer.Option, None)
+"""Option of a command that is None by default."""
 
 JsonFile: TypeAlias = Annotated[
     Path | None,
@@ -122,6 +126,35 @@ def one_line_errors(command: Command) -> Command:
             raise typer.Exit(2) from None
 
     return run  # type: ignore[return-value]
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command with an option for each field of the named tuples that are its parameters.
+
+    The command gets the named tuples. A field's default is what that of a parameter would be.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    groups = {}
+    for name, parameter in signature.parameters.items():
+        members = {name: (parameter.annotation, parameter.default)}
+        if hasattr(group := parameter.annotation, "_field_defaults"):
+            groups[name], types = group, get_type_hints(group, include_extras=True)
+            members = {key: (types[key], value) for key, value in group._field_defaults.items()}
+        parameters += [
+            inspect.Parameter(key, parameter.KEYWORD_ONLY, default=value, annotation=kind)
+            for key, (kind, value) in members.items()
+        ]
+
+    @functools.wraps(command)
+    def run(**options: object) -> None:
+        for name, group in groups.items():
+            options[name] = group(**{key: options.pop(key) for key in group._fields})
+        command(**options)
+
+    run.__annotations__ = {option.name: option.annotation for option in parameters}
+    vars(run)["__signature__"] = signature.replace(parameters=parameters)
+    return run
 
 
 class SafeConsole(Console):

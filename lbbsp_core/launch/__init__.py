@@ -149,7 +149,7 @@ def launch(
     check_command(command)
     if gpus is not None and gpus.note is not None:
         notify(gpus.note)
-    folder, logs = (None if each is None else Path(each) for each in (run_dir, log_dir))
+    folder, logs = (None if path is None else Path(path) for path in (run_dir, log_dir))
     events: SimpleQueue[Event] = SimpleQueue()
 
     def run(attempt: Attempt) -> Outcome:

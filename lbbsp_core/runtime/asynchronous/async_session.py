@@ -352,8 +352,8 @@ def _constraints(
         are_limits_given=options.limits is not None,
         bounds=BatchBounds(default_maximum=True),
     )
-    known = BatchConstraints(global_batch_size, limits, options.granularity or 1)
-    constraints = last(narrow(known, now, FIXED))
+    constraints = BatchConstraints(global_batch_size, limits, options.granularity or 1)
+    constraints = last(narrow(constraints, now, FIXED))
     require_work(None, constraints.limits, global_batch_size)
     return constraints
 
