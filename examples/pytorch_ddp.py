@@ -119,7 +119,7 @@ class PlannedBatches:
         return self._session.order.steps_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step in range(self._session.step, self._session.balancer.epoch_end_step()):
+        for step in range(self._session.step, self._session.balancer.schedule.epoch_end_step()):
             yield self._session.local_indices(step).tolist()
 
 

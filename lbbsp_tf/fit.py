@@ -103,7 +103,7 @@ class BalancedFit(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Sets the weight of a sample; restarts the timer if the step is excluded."""
         if self.active:
-            mains, _ = self._session.balancer.split(self._session.step)
+            mains, _ = self._session.balancer.schedule.split(self._session.step)
             compat.set_last_rows(self.model, mains[self._session.rank])
             self._training.begin_step()
             self._in_step = True

@@ -232,7 +232,7 @@ class _Balancers:
         peer_info = [balancer.static_info() for balancer in self._balancers]
         for balancer in self._balancers:
             balancer.set_peers(peer_info)
-            balancer.use_order(samples.order)
+            balancer.schedule.use_order(samples.order)
 
     @property
     def policy_state(self) -> PolicyState:

@@ -99,7 +99,8 @@ class EpochDrawer:
 
     def _draw(self) -> Drawn:
         session = self._session
-        least = max(session.workers, env.workers_at_first(session.workers)) * session.balancer.parts
+        most_workers = max(session.workers, env.workers_at_first(session.workers))
+        least = most_workers * session.balancer.bounds.parts
         drawn = Drawn(*cut(_items(self._sampler), self._total, least))
         if drawn.indices.max() >= self._num_samples:
             raise ValueError(

@@ -60,7 +60,7 @@ class Parts:
         """Prepares the claims of the running step; call it before the step."""
         session = self._session
         self._claims = claims
-        self._reserve = session.balancer.reserve_indices(session.step)
+        self._reserve = session.balancer.schedule.reserve_indices(session.step)
         if session.rank == 0 and self._key:
             self._counters.forget(self._key)
         self._key = f"lbbsp/reserve/{self.name}/{session.step}"

@@ -181,7 +181,7 @@ def team(workers: int, total: int, values: Any = None, **options: Any) -> list[B
     found = []
     for rank in range(workers):
         one = Balancer(rank=rank, workers=workers, global_batch_size=total, **options)
-        one.use_order(
+        one.schedule.use_order(
             make_order(
                 len(values), total, workers=workers, parts=one.bounds.parts, seed=3, work=values
             )
@@ -195,8 +195,8 @@ def run(balancers: list[Balancer], seconds_per_work: list[float], steps: int) ->
     found = []
     for _ in range(steps):
         step = balancers[0].step
-        order = balancers[0]._order
-        drawn = [each.local_indices(step) for each in balancers]
+        order = balancers[0].schedule.order
+        drawn = [each.schedule.local_indices(step) for each in balancers]
         assert sorted(np.concatenate(drawn)) == sorted(order.indices(step)), "each sample once"
         (sizes,) = {each.sizes(step) for each in balancers}
         assert sizes == tuple(map(len, drawn))
@@ -220,7 +220,7 @@ def test_all_policies_find_the_speeds_per_work(policy, lag):
     """Speeds of 2 : 1 : 1; by counts, the speed of a step would differ by its samples."""
     balancers = team(3, 256, LENGTHS, policy=policy, predictor=LastValue(), lag=lag)
     shares = run(balancers, [0.01, 0.02, 0.02], 60)
-    plan = balancers[0]._plans[balancers[0].step][0]
+    plan = balancers[0].schedule._plans[balancers[0].step][0]
     assert sum(plan) == 256
     np.testing.assert_allclose(plan, [128, 64, 64], atol=14)
     done = np.array([each.work for each in shares[20:]])
@@ -264,7 +264,7 @@ def test_limits_of_work_hold_in_short_steps():
 def test_short_steps_granularity_and_parts(rest, granularity, parts):
     values = LENGTHS[: 3 * 64 + rest]
     balancers = team(3, 64, values, granularity=granularity, bounds=BatchBounds(parts))
-    steps = balancers[0]._order.steps_per_epoch
+    steps = balancers[0].schedule.order.steps_per_epoch
     shares = run(balancers, [0.01, 0.02, 0.04], 2 * steps)
     for each in shares:
         assert min(each.sizes) >= parts
@@ -299,7 +299,7 @@ def test_a_step_of_too_much_work_raises_on_all_workers():
     values[:8] = 5.0
     balancers = team(2, 8, values, limits=Limits(1, None, 7.0))
     for each in balancers:
-        each._order.shuffle = False
+        each.schedule.order.shuffle = False
         with pytest.raises(ValueError, match=r"a step of 8 samples, of the work 40, cannot be"):
             each.sizes(0)
 
@@ -307,7 +307,7 @@ def test_a_step_of_too_much_work_raises_on_all_workers():
 def test_a_limit_of_work_needs_the_work():
     one = Balancer(rank=0, workers=2, global_batch_size=8, limits=Limits(1, None, 100.0))
     with pytest.raises(ValueError, match=r"Limits.maximum_work needs the work of each sample"):
-        one.use_order(GlobalOrder(16, 8))
+        one.schedule.use_order(GlobalOrder(16, 8))
     first_of_two = SimpleNamespace(rank=0, workers=2)  # the error comes before any exchange
     session = WorkerSession(
         first_of_two, 8, SessionOptions(limits=Limits(1, None, 9.0)), framework="none"
@@ -334,7 +334,7 @@ def test_an_overhead_is_learned_from_work():
     balancers = team(2, 64, LENGTHS, predictor=LastValue())
     for _ in range(60):
         step = balancers[0].step
-        shares = balancers[0]._shares(step)
+        shares = balancers[0].schedule._shares(step)
         exchange_in_process(
             balancers, [cost(w) for cost, w in zip(costs, shares.work, strict=True)]
         )
@@ -348,7 +348,7 @@ def test_a_sampler_s_epochs_are_cut_by_work_once_they_are_drawn():
     order = SampledOrder(8, 4, 2)
     order.work = Work(values, 8)
     one = Balancer(rank=0, workers=2, global_batch_size=4)
-    one.use_order(order)
+    one.schedule.use_order(order)
     assert one.sizes(0) == (2, 2)
     order.draw(0, [3, 0, 1, 2, 7, 4, 5, 6], [4, 8])
     assert one.sizes(0) == (1, 3)
@@ -360,9 +360,10 @@ def test_a_checkpoint_continues_the_plans_also_with_other_work():
     for values in (LENGTHS, None):
         fresh = Balancer(rank=0, workers=2, global_batch_size=64, predictor=LastValue())
         fresh.restore(restored_state(fresh, *own_state(balancers[0])))
-        fresh.use_order(make_order(len(LENGTHS), 64, workers=2, seed=3, work=values))
-        assert fresh._plans[10] == (balancers[0]._plans[10][0], (None, None), fresh.constraints)
-        assert fresh.step_of_order(10) == 10, "the same order"
+        fresh.schedule.use_order(make_order(len(LENGTHS), 64, workers=2, seed=3, work=values))
+        plan = balancers[0].schedule._plans[10][0]
+        assert fresh.schedule._plans[10] == (plan, (None, None), fresh.constraints)
+        assert fresh.schedule.step_of_order(10) == 10, "the same order"
         same = fresh.sizes(10) == balancers[0].sizes(10)
         assert same == (values is not None)
 
@@ -370,11 +371,11 @@ def test_a_checkpoint_continues_the_plans_also_with_other_work():
 def test_the_same_order_with_other_work_is_cut_anew():
     (one, _) = team(2, 64, LENGTHS)
     first = one.sizes(0)
-    one.use_order(make_order(len(LENGTHS), 64, workers=2, seed=3, work=LENGTHS[::-1]))
+    one.schedule.use_order(make_order(len(LENGTHS), 64, workers=2, seed=3, work=LENGTHS[::-1]))
     assert one.sizes(0) != first
-    one.use_order(make_order(len(LENGTHS), 64, workers=2, seed=3))
+    one.schedule.use_order(make_order(len(LENGTHS), 64, workers=2, seed=3))
     assert one.sizes(0) == (32, 32)
-    assert one.step_of_order(0) == 0
+    assert one.schedule.step_of_order(0) == 0
 
 
 def test_barriers_notice_other_work_after_the_handshake():

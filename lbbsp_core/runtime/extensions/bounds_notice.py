@@ -61,7 +61,7 @@ class BoundsNotice(StepExtension):
                 self._checks.remove(check)
                 logger.warning("%s", text)
         if text := self._notices.of(
-            balancer.policy_state, f"step {balancer.step + balancer.lag - 1}"
+            balancer.policy_state, f"step {balancer.step + balancer.schedule.lag - 1}"
         ):
             logger.log(self._notices.level, "%s", text)
 
@@ -71,10 +71,10 @@ class BoundsNotice(StepExtension):
         return self._streaks[what]
 
     def _check_maximum(self, balancer: Any) -> str:
-        maximum, (sizes, _) = balancer.default_maximum, balancer.latest_plan
+        maximum, (sizes, _) = balancer.bounds.default_maximum, balancer.schedule.latest_plan
         ranks = [
             rank
-            for rank, limits in enumerate(balancer.known_limits)
+            for rank, limits in enumerate(balancer.bounds.required.limits)
             if self._streak(rank, holds=limits.maximum is None and sizes[rank] == maximum)
             >= PATIENCE
         ]
@@ -83,7 +83,7 @@ class BoundsNotice(StepExtension):
         self._streaks.update(dict.fromkeys(range(len(sizes)), 0))
         loss, constraints = "", balancer.constraints
         if known := _known_costs(balancer):
-            free = replace(constraints, limits=balancer.known_limits).plan(known)
+            free = replace(constraints, limits=balancer.bounds.required.limits).plan(known)
             ranks = [rank for rank in ranks if free[rank] > maximum]
             wanted = ", ".join(str(free[rank]) for rank in ranks)
             loss = (
@@ -92,7 +92,7 @@ class BoundsNotice(StepExtension):
             )
         if not ranks:
             return ""
-        is_raised = balancer.is_maximum_raised
+        is_raised = balancer.bounds.is_maximum_raised
         why = "what other workers' memory leaves" if is_raised else "twice an even share"
         total = constraints.global_batch_size
         return (
@@ -104,7 +104,7 @@ class BoundsNotice(StepExtension):
         )
 
     def _check_short_steps(self, balancer: Any) -> str:
-        short = balancer.short_steps
+        short = balancer.bounds.short_steps
         is_bounded = short.seconds is not None and short.fraction < 1
         plans = self._streak("bounded", holds=is_bounded)
         if not is_bounded:
@@ -129,7 +129,7 @@ class BoundsNotice(StepExtension):
 
     def _check_granularity(self, balancer: Any) -> str:
         coarse = balancer.constraints
-        is_given = coarse.granularity == balancer.given_constraints.granularity
+        is_given = coarse.granularity == balancer.bounds.initial.granularity
         if is_given or balancer.step % _LOOK_EVERY:
             return ""
         loss = 0.0
@@ -148,13 +148,13 @@ class BoundsNotice(StepExtension):
 def _loss_of_short_steps(balancer: Any) -> float:
     """Returns how much longer steps are predicted to take than without bounds of short steps."""
     known = _known_costs(balancer)
-    sizes, _ = balancer.latest_plan
+    sizes, _ = balancer.schedule.latest_plan
     return _loss(known, sizes, balancer.constraints.plan(known)) if known else 0.0
 
 
 def _known_costs(balancer: Any) -> list[Cost]:
     """Returns the predicted costs of all workers; nothing while any of them is missing."""
-    _, costs = balancer.latest_plan
+    _, costs = balancer.schedule.latest_plan
     known = [cost for cost in costs if cost is not None]
     return known if len(known) == len(costs) else []
 

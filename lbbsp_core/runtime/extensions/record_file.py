@@ -38,7 +38,7 @@ class Recording(StepExtension):
         ends = [] if steps is None else [line.step + steps]
         if epochs is not None:
             with suppress(LookupError):  # the samples of steps are not known
-                ends.append(self.session.balancer.epoch_end_step(line.step, epochs))
+                ends.append(self.session.balancer.schedule.epoch_end_step(line.step, epochs))
         if ends and self._record is not None:
             self._record.write(EventLine(event=PLANNED, steps=min(ends), time=time.time()))
         return line

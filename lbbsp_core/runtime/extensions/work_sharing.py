@@ -65,7 +65,7 @@ class WorkSharing(StepExtension):
     def started(self, header: Callable[[], RunHeader]) -> None:
         """Begins a training, whose first steps have no reserve."""
         self.allowed = None
-        self.session.balancer.keep_nothing_back()
+        self.session.balancer.schedule.reserves.clear()
 
     @property
     def _is_on(self) -> bool:
@@ -89,7 +89,7 @@ class WorkSharing(StepExtension):
         """
         balancer = self.session.balancer
         self._sizes = sizes = balancer.sizes(balancer.step)
-        split = balancer.split(balancer.step)
+        split = balancer.schedule.split(balancer.step)
         self._claims = None
         if split.reserve:
             rank, grain = self.session.rank, balancer.constraints.granularity
@@ -124,7 +124,7 @@ class WorkSharing(StepExtension):
             high, low = pack([round(claims.seconds * 1e9)])
             computed = claims.samples, claims.parts, int(high), int(low)
         balancer = self.session.balancer
-        flags = balancer.percent(balancer.step) + _FAILED * fails
+        flags = balancer.schedule.reserves.get(balancer.step, 0) + _FAILED * fails
         costs = self._part_overhead * _THOUSANDTHS, self._claim_seconds * _MILLION
         return flags, *computed, *map(_limb, costs)
 
@@ -159,7 +159,8 @@ class WorkSharing(StepExtension):
                     self._state, self._sizes, paces, claim, grain, seen
                 )
         self._claims = None
-        balancer.keep_back(line.step + balancer.lag, self._fraction if self.allowed else 0)
+        schedule = balancer.schedule
+        schedule.keep_back(line.step + schedule.lag, self._fraction if self.allowed else 0)
         if not percents[0]:
             return line
         parts = tuple(row[2] for row in extra)

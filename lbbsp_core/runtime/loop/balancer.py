@@ -26,8 +26,7 @@ from lbbsp_core.runtime.exchange.protocol import (
     curve,
     quantise,
 )
-from lbbsp_core.runtime.loop import bounds as chain
-from lbbsp_core.runtime.loop.bounds import BatchBounds, ShortSteps, ShortStepsState, Situation
+from lbbsp_core.runtime.loop.bounds import BatchBounds, BoundsChain, ShortStepsState, Situation
 from lbbsp_core.runtime.loop.running_step import RunningStep
 from lbbsp_core.runtime.loop.schedule import Schedule
 from lbbsp_core.runtime.options.naming import (
@@ -69,7 +68,7 @@ class BalancerState(NamedTuple):
     short_steps: ShortStepsState
 
 
-class Balancer(Schedule):
+class Balancer:
     """Runs the loop of one worker; all workers run one, and compute the same plans.
 
     A session calls, for every step::
@@ -94,6 +93,11 @@ class Balancer(Schedule):
             applies to step ``k + lag``.
         outlier_filter: Decides which measurements reach the predictor.
         bounds: What bounds batches besides; by default nothing does.
+
+    Attributes:
+        schedule: Plans by step, and the running step in its order and epoch.
+        bounds: Constraints of the plans.
+        first_uses: What is known of first uses of batch sizes, by rank; empty: they cost nothing.
 
     Raises:
         ValueError: No plan can satisfy the options; names the value and the remedy.
@@ -127,44 +131,56 @@ class Balancer(Schedule):
     ) -> None:
         if not 0 <= rank < workers:
             raise ValueError(f"rank must be in [0, {workers}), got {rank}: count workers from 0")
-        self.bounds = bounds = bounds or BatchBounds()
-        self.short_steps = ShortSteps(bounds.short_step_seconds)
-        # What is known of first uses of batch sizes, by rank; empty: they cost nothing.
+        self.rank, self.workers = rank, workers
+        bounds = bounds or BatchBounds()
         self.first_uses = (FirstUses(),) * workers if bounds.first_uses else ()
         self.policy: Policy = LoadBalanced() if policy is None else read_policy(policy)
         self._predictor, self._filter = predictor, outlier_filter or OutlierFilter()
         by_rank = limits_by_rank(limits, workers)
-        self._options = BatchConstraints(global_batch_size, by_rank, granularity)
+        options = BatchConstraints(global_batch_size, by_rank, granularity)
         self.cost_shape = CostShape.from_cost(read_cost(cost), global_batch_size, workers)
         self._needs_peers = self.cost_shape.marginal_segments() != LINE
-        self._situation = Situation(
-            self.policy,
-            peers=(PeerInfo(LINE),) * workers,
-            are_limits_given=limits is not None,
-            bounds=bounds,
-            short_steps=self.short_steps,
+        self.bounds = BoundsChain(
+            options,
+            Situation(
+                self.policy,
+                peers=(PeerInfo(LINE),) * workers,
+                are_limits_given=limits is not None,
+                bounds=bounds,
+            ),
         )
-        super().__init__(
-            rank, lag, bounds.parts, chain.narrow(self._options, self._situation, chain.FIXED)
-        )
-        self.given_constraints = self.constraints  # before the facts of the peers are known
+        self.schedule = Schedule(rank, lag, self.bounds)
         self.driver_names: tuple[str, ...] = ()  # those of this machine, in their order
         self._drivers: tuple[float, ...] = ()
-        self._known_drivers: dict[str, tuple[float | None, ...]] = {}
+        self._drivers_by_name: dict[str, tuple[float | None, ...]] = {}  # those of all workers
         self._continues = False  # whether plans were restored
         self._training: Future[EstimatorState] | None = None
         self._choose_predictor()
         self._start_planning()
 
+    @property
+    def step(self) -> int:
+        """Global step that is running or comes next."""
+        return self.schedule.step
+
+    @property
+    def constraints(self) -> BatchConstraints:
+        """Constraints of all plans; the next plan may have narrower ones."""
+        return self.bounds.constraints
+
+    def sizes(self, step: int) -> Sizes:
+        """Returns the samples of each worker in a global step, see `Schedule.sizes`."""
+        return self.schedule.sizes(step)
+
     def _choose_predictor(self) -> None:
-        self.predictor: Predictor = read_predictor(self._predictor, self.lag)
+        self.predictor: Predictor = read_predictor(self._predictor, self.schedule.lag)
         used = self.predictor if self.policy.uses_costs else None
         self.estimator = SpeedEstimator(used, self.cost_shape, self._filter)
         self._estimate: EstimatorState = self.estimator.init()
 
     def use_lag(self, lag: int) -> None:
         """Changes the lag; plans that are decided stay, a predictor of another horizon does not."""
-        self._set_lag(lag)
+        self.schedule.use_lag(lag)
         before, estimate = self.predictor, self._learned()
         self._choose_predictor()
         if self.predictor == before:
@@ -172,16 +188,16 @@ class Balancer(Schedule):
 
     def _start_planning(self) -> None:
         self.policy_state: PolicyState = self.policy.init(self.constraints)
-        self._use_plans([self.policy_state.sizes])
+        self.schedule.use_plans([self.policy_state.sizes])
 
     def static_info(self) -> list[int]:
         """Returns the static facts of this worker as integers, for `set_peers`."""
-        prior = self.cost_shape.prior
+        prior, here = self.cost_shape.prior, self.bounds.situation.bounds
         return PeerInfo(
             self.cost_shape.marginal_segments(),
             prior.limits().maximum if isinstance(prior, Profile) else None,
-            self.bounds.granularity,
-            self.bounds.shows_memory,
+            here.granularity,
+            here.shows_memory,
         ).pack()
 
     def set_peers(self, peer_info: Sequence[Sequence[int]], *, are_drawn: bool = False) -> None:
@@ -195,24 +211,15 @@ class Balancer(Schedule):
         Raises:
             ValueError: No plan fits into the memory of the workers.
         """
-        peers = tuple(map(PeerInfo.unpack, peer_info))
-        self._situation = self._situation._replace(peers=peers)
         self._needs_peers = False
-        before, drawn = self.trace, self._plans
-        self._use_bounds(chain.narrow(self._options, self._situation, chain.FIXED))
-        if self.trace != before:
-            plans = [*(plan.sizes for plan in drawn.values()), self.policy_state.sizes]
-            if not (self._continues and self._are_allowed(plans)):
-                self._start_planning()
-        if are_drawn:
-            self._plans = drawn
-        else:
-            self._plans = {step: self._plan(*plan[:2]) for step, plan in self._plans.items()}
-
-    def _running(self) -> RunningStep:
-        order, costs = self._order, self._plans[self.step].costs
-        is_short = order is not None and order.is_short(self.step_of_order(self.step))
-        return RunningStep(self.step, self._shares(self.step), costs, is_short, self.first_uses)
+        if not self.bounds.use_peers(tuple(map(PeerInfo.unpack, peer_info))):
+            return
+        plans = self.schedule.plans
+        if not (self._continues and self.bounds.allow([*plans, self.policy_state.sizes])):
+            self.policy_state = self.policy.init(self.constraints)
+            plans = (self.policy_state.sizes,)
+        if not are_drawn:
+            self.schedule.use_plans(plans)
 
     def report(
         self, busy_seconds: float, *, excluded: bool = False, drivers: tuple[float, ...] = ()
@@ -232,7 +239,7 @@ class Balancer(Schedule):
                 f"the peers do not know the shape of {self.cost_shape.prior!r}: call set_peers() "
                 "first"
             )
-        running = self._running()
+        running = self.schedule.running_step(self.first_uses)
         before = self._drivers or drivers  # nothing was sampled before the first step
         self._drivers = drivers
         excluded = excluded or running.is_short
@@ -276,7 +283,7 @@ class Balancer(Schedule):
 
     def _forecast(self) -> tuple[int, int]:
         """Returns the predicted picoseconds per sample and nanoseconds of overhead."""
-        return quantise(*self.estimator.predict(self._estimate, self._drivers, self.lag))
+        return quantise(*self.estimator.predict(self._estimate, self._drivers, self.schedule.lag))
 
     def receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> RunningStep:
         """Ends the running step: decides the plan of ``step + lag`` from the messages.
@@ -291,35 +298,30 @@ class Balancer(Schedule):
         Raises:
             DisagreementError: A worker has computed a different plan.
         """
-        _check_plans(self.step, self.policy_state.sizes, messages)
+        schedule, bounds = self.schedule, self.bounds
+        _check_plans(schedule.step, self.policy_state.sizes, messages)
         if self.estimator.trains and self._training is None:
             self._estimate = self.estimator.train(self._estimate)
-        peers = self._situation.peers
-        costs = tuple(map(curve, messages, (peer.segments for peer in peers)))
+        costs = tuple(map(curve, messages, (peer.segments for peer in bounds.situation.peers)))
         busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)
-        running = self._running()._replace(
+        running = schedule.running_step(self.first_uses)._replace(
             messages=messages,
             busy_seconds=busy,
             next_costs=costs,
             wall_seconds=wall_seconds,
-            drivers=self._known_drivers,  # before the step
+            drivers=self._drivers_by_name,  # before the step
         )
-        self._known_drivers = _by_name([message.drivers for message in messages])
-        ends = self._order is not None and self.step + 1 == self.epoch_end_step()
+        self._drivers_by_name = _by_name([message.drivers for message in messages])
         self.first_uses = running.first_uses_after()
-        seen = running.observation(self.first_uses, last_of_epoch=ends, lag=self.lag)
-        if self.policy.accepts_narrower_limits:
-            self.short_steps.observe(seen.busy_seconds, seen.excluded)
-        now = self._situation._replace(
-            first_uses=self.first_uses,
-            sizes=self.policy_state.sizes,
-            memory_percent=self._known_drivers.get(MEMORY_OF_GPU, ()),
+        observation = running.observation(
+            self.first_uses, last_of_epoch=schedule.ends_epoch, lag=schedule.lag
         )
-        constraints = chain.last(chain.narrow(self.constraints, now, chain.MOVING))
-        self.policy_state = self.policy.update(self.policy_state, constraints, seen)
-        self._plans[self.step + self.lag] = self._plan(self.policy_state.sizes, costs)
-        del self._plans[self.step]
-        self.step += 1
+        if self.policy.accepts_narrower_limits:
+            bounds.short_steps.observe(observation.busy_seconds, observation.excluded)
+        memory = self._drivers_by_name.get(MEMORY_OF_GPU, ())
+        constraints = bounds.of_next_plan(self.first_uses, self.policy_state.sizes, memory)
+        self.policy_state = self.policy.update(self.policy_state, constraints, observation)
+        schedule.advance(self.policy_state.sizes, costs)
         return running
 
     # State
@@ -327,13 +329,13 @@ class Balancer(Schedule):
     def state(self) -> BalancerState:
         """Returns a state for `restore`, which can be pickled."""
         return BalancerState(
-            *self._place(),
+            *self.schedule.place(),
             self.rank,
             self.predictor,
             self.policy_state,
             self._learned(),
             self._drivers,
-            self.short_steps.state,
+            self.bounds.short_steps.state,
         )
 
     def restore(self, state: BalancerState) -> None:
@@ -344,19 +346,19 @@ class Balancer(Schedule):
         memory), which `set_peers` checks again; the predictor's state for the same rank and
         predictor; and the time of steps for the same number of workers.
         """
-        self._move_to(state.step, state.order, state.order_start)
+        self.schedule.move_to(state.step, state.order, state.order_start)
         self._start_planning()
-        allowed = self._are_allowed([*state.plans, state.policy_state.sizes])
-        self._continues = allowed and state.step > 0
-        if allowed:
+        are_allowed = self.bounds.allow([*state.plans, state.policy_state.sizes])
+        self._continues = are_allowed and state.step > 0
+        if are_allowed:
             self.policy_state = state.policy_state
-            self._use_plans(state.plans)
+            self.schedule.use_plans(state.plans)
         self._estimate, self._training = self.estimator.init(), None
-        self._drivers, self._known_drivers = (), {}
+        self._drivers, self._drivers_by_name = (), {}
         if state.rank == self.rank and state.predictor == self.predictor:
             self._estimate, self._drivers = state.estimate, state.drivers
         if len(state.policy_state.sizes) == self.workers:
-            self.short_steps.state = state.short_steps
+            self.bounds.short_steps.state = state.short_steps
 
 
 def _check_plans(step: int, here: Sizes, messages: Sequence[StepMessage]) -> None:
@@ -371,5 +373,5 @@ def _check_plans(step: int, here: Sizes, messages: Sequence[StepMessage]) -> Non
 
 def _by_name(drivers: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | None, ...]]:
     """Returns driving factors, given by rank, as values by rank of each name."""
-    names = [name for name in FACTORS if any(name in known for known in drivers)]
-    return {name: tuple(known.get(name) for known in drivers) for name in names}
+    names = [name for name in FACTORS if any(name in worker for worker in drivers)]
+    return {name: tuple(worker.get(name) for worker in drivers) for name in names}

@@ -77,7 +77,7 @@ class ShortSteps:
         >>> short = ShortSteps(0.05)
         >>> constraints = BatchConstraints(256, (Limits(),) * 2)
         >>> short.observe((0.010, 0.010), ())
-        >>> [(each.minimum, each.maximum) for each in short.narrow(constraints).limits]
+        >>> [(limits.minimum, limits.maximum) for limits in short.narrow(constraints).limits]
         [(103, 153), (103, 153)]
     """
 
@@ -108,13 +108,13 @@ class ShortSteps:
 
         Busy seconds of 0 are invalid measurements.
         """
-        known = {
+        measured = {
             rank: busy for rank, busy in enumerate(busy_seconds) if busy and rank not in excluded
         }
-        if not known:
+        if not measured:
             return
-        smoothed = list(self.state.seconds or [min(known.values())] * len(busy_seconds))
-        for rank, busy in known.items():
+        smoothed = list(self.state.seconds or [min(measured.values())] * len(busy_seconds))
+        for rank, busy in measured.items():
             before = smoothed[rank]
             change = min(busy, _LARGEST_RATIO * before) - before
             smoothed[rank] = before + (_RISE if change > 0 else _FALL) * change
@@ -192,7 +192,10 @@ def parts(constraints: BatchConstraints, now: Situation) -> BatchConstraints:
     """Gives each batch a sample for each of its parts."""
     return _with_limits(
         constraints,
-        (replace(own, minimum=max(own.minimum, now.bounds.parts)) for own in constraints.limits),
+        (
+            replace(limits, minimum=max(limits.minimum, now.bounds.parts))
+            for limits in constraints.limits
+        ),
     )
 
 
@@ -202,8 +205,8 @@ def memory(constraints: BatchConstraints, now: Situation) -> BatchConstraints:
     for rank, peer in enumerate(now.peers):
         if peer.max_batch is not None:
             most = peer.max_batch * now.bounds.parts
-            known = limits[rank].maximum
-            limits[rank] = replace(limits[rank], maximum=min(most, known or most))
+            maximum = limits[rank].maximum
+            limits[rank] = replace(limits[rank], maximum=min(most, maximum or most))
     return _with_limits(constraints, limits)
 
 
@@ -270,21 +273,68 @@ def last(trace: Trace) -> BatchConstraints:
     return next(reversed(trace.values()))
 
 
-def required(trace: Trace) -> BatchConstraints:
-    """Returns the constraints without the default maximum.
+class BoundsChain:
+    """Constraints of plans: those of the user's options, narrowed by one bound after another.
 
-    A policy of the user need not keep that, and it says nothing of what has run before.
+    Args:
+        options: Constraints by the options of the user.
+        situation: Facts on which bounds depend, but for the time of steps, which starts here.
+
+    Attributes:
+        situation: Facts on which the `FIXED` bounds depend.
+        parts: Parts into which each worker cuts its batch.
+        short_steps: Time of steps.
+        trace: Constraints after each of the `FIXED` bounds.
+        constraints: Constraints of all plans; the next plan may have narrower ones.
+        initial: Constraints before the facts of the peers were known.
+        required: Constraints without the default maximum. A policy of the user need not keep that,
+            and it says nothing of what has run before.
+        default_maximum: Largest batch of a worker whose memory is not known; None: there is no such
+            bound.
     """
-    return last({name: each for name, each in trace.items() if name != default_maximum.__name__})
 
+    def __init__(self, options: BatchConstraints, situation: Situation) -> None:
+        self._options, self.parts = options, situation.bounds.parts
+        self.short_steps = ShortSteps(situation.bounds.short_step_seconds)
+        self.situation = situation._replace(short_steps=self.short_steps)
+        self.trace: Trace = {}
+        self.use_peers(situation.peers)
+        self.initial = self.constraints
 
-def default_maximum_of(trace: Trace) -> int | None:
-    """Returns the largest batch of workers that only the default maximum bounds, if there are any.
+    def use_peers(self, peers: tuple[PeerInfo, ...]) -> bool:
+        """Narrows plans by the facts of the workers; returns whether that changes constraints."""
+        self.situation = self.situation._replace(peers=peers)
+        before, self.trace = self.trace, narrow(self._options, self.situation, FIXED)
+        self.constraints = last(self.trace)
+        name = default_maximum.__name__
+        self.required = last({bound: self.trace[bound] for bound in self.trace if bound != name})
+        pairs = zip(self.required.limits, self.constraints.limits, strict=True)
+        self.default_maximum = next((new.maximum for old, new in pairs if old != new), None)
+        return self.trace != before
 
-    It exceeds `usual_maximum` if other workers' maxima leave no plan otherwise.
-    """
-    pairs = zip(required(trace).limits, last(trace).limits, strict=True)
-    return next((new.maximum for old, new in pairs if old != new), None)
+    @property
+    def is_maximum_raised(self) -> bool:
+        """Whether other workers' maxima leave no plan within the usual default maximum."""
+        return (self.default_maximum or 0) > usual_maximum(self.constraints)
+
+    def allow(self, plans: Iterable[Sizes]) -> bool:
+        """Returns whether plans that are decided may stay.
+
+        Noise of layers depends on plans: those that have run are to stay.
+        """
+        return all(map(self.required.allow, plans))
+
+    def of_next_plan(
+        self,
+        first_uses: tuple[FirstUses, ...],
+        sizes: Sizes,
+        memory_percent: Sequence[float | None],
+    ) -> BatchConstraints:
+        """Returns the constraints of the next plan, see `Situation`."""
+        now = self.situation._replace(
+            first_uses=first_uses, sizes=sizes, memory_percent=memory_percent
+        )
+        return last(narrow(self.constraints, now, MOVING))
 
 
 def usual_maximum(constraints: BatchConstraints) -> int:
@@ -317,8 +367,10 @@ def with_cap(constraints: BatchConstraints, cap: int) -> BatchConstraints:
         return _with_limits(
             constraints,
             (
-                replace(own, maximum=max(cap, own.minimum)) if own.maximum is None else own
-                for own in constraints.limits
+                replace(limits, maximum=max(cap, limits.minimum))
+                if limits.maximum is None
+                else limits
+                for limits in constraints.limits
             ),
         )
 

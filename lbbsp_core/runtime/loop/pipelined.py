@@ -125,7 +125,7 @@ class PipelinedSession(WorkerSession):
         self._iteration += 1
         iteration = self._iteration
         self.in_epoch = True
-        for step in range(self.balancer.step, self.balancer.epoch_end_step()):
+        for step in range(self.balancer.step, self.balancer.schedule.epoch_end_step()):
             if iteration != self._iteration:
                 raise RuntimeError(
                     f"the loader draws the batch of step {step}, but the training is at step "
@@ -145,15 +145,16 @@ class PipelinedSession(WorkerSession):
 
     def local_indices(self, step: int) -> Indices:
         """Returns this worker's samples of `step`; raises the lag if the step lies ahead."""
-        if step >= self._balancer.step + self._balancer.lag:
+        schedule = self._balancer.schedule
+        if step >= schedule.step + schedule.lag:
             self.finish_barrier()
-        ahead = step - self._balancer.step
+        ahead = step - schedule.step
         # Plans are then read one step later, while a barrier is pending.
         reads_late = ahead > 0 and self._barrier is None
         lag = 1 + ahead + reads_late
-        if lag > self._balancer.lag:
+        if lag > schedule.lag:
             self.use_lag(lag)
-        return self._balancer.local_indices(step)
+        return schedule.local_indices(step)
 
     def local_span(self, step: int) -> tuple[int, int]:
         """Returns the place of this worker's samples of `step` in the order.
@@ -268,9 +269,9 @@ class PipelinedSession(WorkerSession):
 
     def _position(self, barrier: int = 0) -> int:
         """Returns a fingerprint of this worker's step, lag and order, and of an inner barrier."""
-        order, balancer = self.order, self._balancer
+        order, schedule = self.order, self._balancer.schedule
         seen = (*order.key, order.work_description) if order else ()
-        return fingerprint(repr((balancer.step, balancer.lag, seen, barrier)))
+        return fingerprint(repr((schedule.step, schedule.lag, seen, barrier)))
 
 
 def _tail(position: int, weight: float | None) -> Row:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lbbsp_core.cost import Cost
 from lbbsp_core.order import Indices, Order, Snapshot
-from lbbsp_core.policy import BatchConstraints, Sizes
+from lbbsp_core.policy import BatchConstraints, FirstUses, Sizes
 from lbbsp_core.reserve import Split, split
-from lbbsp_core.runtime.loop import bounds as chain
+from lbbsp_core.runtime.loop.bounds import BoundsChain
+from lbbsp_core.runtime.loop.running_step import RunningStep
 from lbbsp_core.sampled_order import order_of
-from lbbsp_core.types import Limits
 from lbbsp_core.work import StepShares, require_work
 
 
@@ -24,46 +24,34 @@ class _Plan(NamedTuple):
 
 
 class Schedule:
-    """Knows the constraints, the order and the plans of ``lag`` steps; a `Balancer` decides them.
+    """Plans of the running step and the next ones, and their samples in an order with epochs.
 
     Args:
         rank: Number of this worker, in [0, workers).
         lag: Steps between a plan's decision and its use, >= 1.
-        parts: Parts into which each worker cuts its batch.
-        trace: Constraints after each bound, see `lbbsp_core.runtime.loop.bounds`.
+        bounds: Constraints of the plans.
+
+    Attributes:
+        step: Global step that is running or comes next.
+        lag: Plans are decided for so many steps.
+        order: Samples of the steps, if they are known.
+        reserves: Percent of each known step that is kept back for its reserve; absent: 0.
     """
 
-    def __init__(self, rank: int, lag: int, parts: int, trace: chain.Trace) -> None:
-        self.rank = rank
-        self._use_bounds(trace)
-        self.workers = self.constraints.workers
+    def __init__(self, rank: int, lag: int, bounds: BoundsChain) -> None:
+        self._rank, self._bounds = rank, bounds
+        self._workers = bounds.constraints.workers
         self.step = 0
-        self.parts = parts
-        self._order: Order | None = None
+        self.order: Order | None = None
+        self.reserves: dict[int, int] = {}
         self._order_start = 0
         self._plans: dict[int, _Plan] = {}
-        self._percents: dict[int, int] = {}
-        self._set_lag(lag)
-
-    def _use_bounds(self, trace: chain.Trace) -> None:
-        """Sets the constraints of all plans; the next plan may have narrower ones."""
-        self.trace, self.constraints = trace, chain.last(trace)
-        self._required = chain.required(trace)
+        self.use_lag(lag)
 
     @property
-    def default_maximum(self) -> int | None:
-        """Largest batch of a worker whose memory is not known; None: there is no such bound."""
-        return chain.default_maximum_of(self.trace)
-
-    @property
-    def is_maximum_raised(self) -> bool:
-        """Whether other workers' maxima leave no plan within the usual default maximum."""
-        return (self.default_maximum or 0) > chain.usual_maximum(self.constraints)
-
-    @property
-    def known_limits(self) -> tuple[Limits, ...]:
-        """Limits by rank without the default maximum."""
-        return self._required.limits
+    def plans(self) -> tuple[Sizes, ...]:
+        """Plans that are decided, from the running step on."""
+        return tuple(plan.sizes for plan in self._plans.values())
 
     @property
     def latest_plan(self) -> tuple[Sizes, Sequence[Cost | None]]:
@@ -71,7 +59,7 @@ class Schedule:
         plan = self._plans[self.step + self.lag - 1]
         return plan.sizes, plan.costs
 
-    def _set_lag(self, lag: int) -> None:
+    def use_lag(self, lag: int) -> None:
         """Changes the lag; plans that are decided stay, and the last one is repeated."""
         if lag < 1:
             raise ValueError(
@@ -83,18 +71,23 @@ class Schedule:
         self._plans = {step: self._plans.get(step, latest) for step in steps} if latest else {}
         self.lag = lag
 
-    def _use_plans(self, plans: Sequence[Sizes]) -> None:
+    def use_plans(self, plans: Sequence[Sizes]) -> None:
         """Uses plans from the running step on, and the last one for all later steps."""
-        known = [self._plan(sizes, (None,) * self.workers) for sizes in plans]
-        self._plans = {self.step + i: known[min(i, len(known) - 1)] for i in range(self.lag)}
+        costs = (None,) * self._workers
+        self._plans = {
+            self.step + ahead: self._plan(plans[min(ahead, len(plans) - 1)], costs)
+            for ahead in range(self.lag)
+        }
+
+    def advance(self, sizes: Sizes, costs: Sequence[Cost | None]) -> None:
+        """Ends the running step with the plan of ``step + lag``, and the costs for which it is."""
+        self._plans[self.step + self.lag] = self._plan(sizes, costs)
+        del self._plans[self.step]
+        self.step += 1
 
     def _plan(self, sizes: Sizes, costs: Sequence[Cost | None]) -> _Plan:
         # The default maximum does not bound the cut: many small samples may have a plan's work.
-        return _Plan(sizes, costs, self._required)
-
-    def _are_allowed(self, plans: Iterable[Sizes]) -> bool:
-        # Noise of layers depends on plans: those that have run are to stay.
-        return all(map(self._required.allow, plans))
+        return _Plan(sizes, costs, self._bounds.required)
 
     def use_order(self, order: Order) -> None:
         """Plans for the steps of `order`; an order other than the last one starts at this step.
@@ -102,12 +95,13 @@ class Schedule:
         Raises:
             ValueError: `Limits.maximum_work` is given and cannot be kept.
         """
-        require_work(order.work, self.constraints.limits, self.constraints.global_batch_size)
-        if self._order is None or order != self._order:
+        constraints = self._bounds.constraints
+        require_work(order.work, constraints.limits, constraints.global_batch_size)
+        if self.order is None or order != self.order:
             self._order_start = self.step
-        elif order is not self._order:
-            order.adopt(self._order)
-        self._order = order
+        elif order is not self.order:
+            order.adopt(self.order)
+        self.order = order
 
     def local_indices(self, step: int) -> Indices:
         """Returns this worker's samples of a global step, int64, shape ``(sizes(step)[rank],)``.
@@ -115,20 +109,20 @@ class Schedule:
         Raises:
             LookupError: There is no order, or the plan of the step is not decided yet.
         """
-        if self.workers == 1 and self._order:  # without plans: may be drawn ahead without limit
-            return self._order.indices(self.step_of_order(step))
-        return self._slice(step, self.rank)
+        if self._workers == 1 and self.order:  # without plans: may be drawn ahead without limit
+            return self.order.indices(self.step_of_order(step))
+        return self._slice(step, self._rank)
 
     def reserve_indices(self, step: int) -> Indices:
         """Returns the samples of a global step that its plan assigns to no worker."""
-        return self._slice(step, self.workers)
+        return self._slice(step, self._workers)
 
     def _slice(self, step: int, part: int) -> Indices:
         """Returns a part of a step: that of a worker, or the reserve behind all of them."""
-        if self._order is None:
+        if self.order is None:
             raise LookupError("there is no order to draw samples from: call use_order() first")
         mains, reserve = self.split(step)
-        return self._order.slice(self.step_of_order(step), part, [*mains, reserve])
+        return self.order.slice(self.step_of_order(step), part, [*mains, reserve])
 
     def split(self, step: int) -> Split:
         """Returns the plan of a step, divided into main parts and a reserve.
@@ -136,20 +130,13 @@ class Schedule:
         Raises:
             LookupError: The plan of the step is not decided yet, or no longer stored.
         """
-        return split(self.sizes(step), self.percent(step), self.constraints.granularity)
-
-    def percent(self, step: int) -> int:
-        """Returns the fraction of a step that is kept back for its reserve."""
-        return self._percents.get(step, 0)
+        percent = self.reserves.get(step, 0)
+        return split(self.sizes(step), percent, self._bounds.constraints.granularity)
 
     def keep_back(self, step: int, percent: int) -> None:
         """Keeps a fraction of a step back for its reserve, the same on all workers."""
-        known = {at: kept for at, kept in self._percents.items() if at >= self.step}
-        self._percents = {**known, step: percent}
-
-    def keep_nothing_back(self) -> None:
-        """Leaves all known steps without a reserve."""
-        self._percents = {}
+        reserves = {at: part for at, part in self.reserves.items() if at >= self.step}
+        self.reserves = {**reserves, step: percent}
 
     def step_of_order(self, step: int) -> int:
         """Returns the number of a global step, counted from the start of the order."""
@@ -160,8 +147,8 @@ class Schedule:
 
         The rest of an unfinished epoch is skipped.
         """
-        if self._order is not None:
-            per_epoch = self._order.steps_per_epoch
+        if self.order is not None:
+            per_epoch = self.order.steps_per_epoch
             done = -((self._order_start - self.step) // per_epoch)
             self.skip_to(self._order_start + max(done, epoch) * per_epoch)
 
@@ -172,6 +159,11 @@ class Schedule:
             self.step = step
             self._plans = dict.fromkeys(range(step, step + self.lag), latest)
 
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the running step is the last one of an epoch."""
+        return self.order is not None and self.step + 1 == self.epoch_end_step()
+
     def epoch_end_step(self, step: int | None = None, epochs: int = 1) -> int:
         """Returns the first global step after the epoch of a step, or after that many epochs.
 
@@ -180,9 +172,9 @@ class Schedule:
         Raises:
             LookupError: There is no order.
         """
-        if self._order is None:
+        if self.order is None:
             raise LookupError("there are no epochs without an order: call use_order() first")
-        per_epoch = self._order.steps_per_epoch
+        per_epoch = self.order.steps_per_epoch
         done = self.step_of_order(self.step if step is None else step) // per_epoch
         return self._order_start + (done + epochs) * per_epoch
 
@@ -198,25 +190,35 @@ class Schedule:
         """
         return self._shares(step).sizes
 
+    def running_step(self, first_uses: tuple[FirstUses, ...]) -> RunningStep:
+        """Returns the running step; `first_uses` are what is known of batches before it."""
+        is_short = self.order is not None and self.order.is_short(self.step_of_order(self.step))
+        costs = self._plans[self.step].costs
+        return RunningStep(self.step, self._shares(self.step), costs, is_short, first_uses)
+
     def _shares(self, step: int) -> StepShares:
         if step not in self._plans:
             raise LookupError(
                 f"plans are known for steps {self.step} to {self.step + self.lag - 1}, not for "
                 f"step {step}: a plan decided after step k applies to step k + {self.lag}"
             )
-        plan, _, given = self._plans[step]
-        if self._order is None:
+        plan, _, constraints = self._plans[step]
+        if self.order is None:
             return StepShares(plan, plan, plan)
-        in_order, parts = self.step_of_order(step), self.parts
-        return self._order.shares(in_order, plan, given.limits, given.granularity, parts)
+        return self.order.shares(
+            self.step_of_order(step),
+            plan,
+            constraints.limits,
+            constraints.granularity,
+            self._bounds.parts,
+        )
 
-    def _place(self) -> tuple[int, Snapshot | None, int, tuple[Sizes, ...]]:
+    def place(self) -> tuple[int, Snapshot | None, int, tuple[Sizes, ...]]:
         """Returns the next step, the order, the step at which it started, and the plans."""
-        order = self._order
-        snapshot = order.snapshot(self.step_of_order(self.step)) if order else None
-        plans = (self._plans[step].sizes for step in range(self.step, self.step + self.lag))
-        return self.step, snapshot, self._order_start, tuple(plans)
+        snapshot = self.order.snapshot(self.step_of_order(self.step)) if self.order else None
+        return self.step, snapshot, self._order_start, self.plans
 
-    def _move_to(self, step: int, order: Snapshot | None, order_start: int) -> None:
+    def move_to(self, step: int, order: Snapshot | None, order_start: int) -> None:
+        """Continues at the place of a saved schedule; its plans are left to `use_plans`."""
         self.step, self._order_start = step, order_start
-        self._order = order_of(order) if order else None
+        self.order = order_of(order) if order else None

@@ -188,14 +188,14 @@ class WorkerSession:
             self._balancer.constraints.global_batch_size,
             workers=self.workers,
             most_workers=env.workers_at_first(self.workers),
-            parts=self._balancer.parts,
+            parts=self._balancer.bounds.parts,
             seed=self.options.seed if seed is None else seed,
             **order,
         )
 
     def use_order(self, order: Order) -> None:
         """Uses the samples of `order` from the running step on."""
-        self.balancer.use_order(order)
+        self.balancer.schedule.use_order(order)
         self.order = order
 
     def local_indices(self, step: int) -> Indices:
@@ -204,27 +204,27 @@ class WorkerSession:
         Raises:
             LookupError: There is no order, or the plan of the step is not decided yet.
         """
-        return self.balancer.local_indices(step)
+        return self.balancer.schedule.local_indices(step)
 
     def step_of_order(self, step: int) -> int:
         """Returns the number of a global step, counted from the start of the order."""
-        return self._balancer.step_of_order(step)  # a barrier does not change it
+        return self._balancer.schedule.step_of_order(step)  # a barrier does not change it
 
     def begin_epoch(self, epoch: int) -> None:
         """Moves to the start of the next epoch, or ahead to epoch `epoch` of the order."""
-        self.balancer.begin_epoch(epoch)
+        self.balancer.schedule.begin_epoch(epoch)
         self.exclude_step()
 
     def skip_step(self) -> None:
         """Advances by a step without an exchange."""
-        self.balancer.skip_to(self.step + 1)
+        self.balancer.schedule.skip_to(self.step + 1)
 
     def use_lag(self, lag: int) -> None:
         """Changes the steps between a plan's decision and its use; call it before `start`.
 
         A loader that draws n batches ahead needs lag 1 + n, the same on all workers (rule 2).
         """
-        if self.workers > 1 and lag != self._balancer.lag:
+        if self.workers > 1 and lag != self._balancer.schedule.lag:
             self._balancer.use_lag(lag)
 
     def start(self, facts: Facts, peers: Sequence[Peer] | None = None) -> None:
@@ -328,7 +328,7 @@ class WorkerSession:
         """Continues from `Balancer.state`; call it before the first step."""
         self.balancer.restore(state)
         if self.order is not None:
-            self.balancer.use_order(self.order)
+            self.balancer.schedule.use_order(self.order)
 
     def facts(self) -> dict[str, Json]:
         """Returns what must be the same for another job to continue from a state, by name."""
@@ -390,7 +390,7 @@ def _header(session: WorkerSession, peers: Sequence[Peer]) -> RunHeader:
         versions=session._versions,
         num_samples=order.num_samples if order else None,
         seed=order.seed if order else None,
-        lag=balancer.lag,
+        lag=balancer.schedule.lag,
         policy=balancer.policy,
         predictor=balancer.predictor,
         cost=balancer.cost_shape.prior,

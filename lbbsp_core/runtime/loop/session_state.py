@@ -219,7 +219,7 @@ def _array(data: bytes) -> npt.NDArray[np.uint8]:
 
 
 def _policy_text(balancer: Balancer) -> str:
-    return f"{balancer.given_constraints} {described(balancer.policy)}"
+    return f"{balancer.bounds.initial} {described(balancer.policy)}"
 
 
 def _predictor_text(balancer: Balancer) -> str:

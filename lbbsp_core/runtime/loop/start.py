@@ -44,7 +44,7 @@ def agree(
     compared: dict[str, int | str] = {
         "workers": balancer.workers,
         "global_batch_size": constraints.global_batch_size,
-        "lag (1 + batches drawn ahead, or without a step)": balancer.lag,
+        "lag (1 + batches drawn ahead, or without a step)": balancer.schedule.lag,
         "number of samples": order.num_samples if order else 0,
         "seed": order.seed if order else 0,
         "steps_per_epoch": order.steps_per_epoch if order else 0,
@@ -55,8 +55,8 @@ def agree(
         "format of messages": FORMAT,
         "limits, granularity and policy": (
             f"{constraints} {described(balancer.policy)}, "
-            f"default maximum {balancer.default_maximum}, short steps below "
-            f"{balancer.short_steps.threshold_seconds!r} s"
+            f"default maximum {balancer.bounds.default_maximum}, short steps below "
+            f"{balancer.bounds.short_steps.threshold_seconds!r} s"
         ),
         "sample order": order.description if order else "none",
         "work of each sample (work=)": order.work_description if order else "none",

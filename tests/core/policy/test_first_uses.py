@@ -180,7 +180,7 @@ def test_all_workers_know_which_steps_are_first_uses() -> None:
         exchange_in_process(balancers, busy)
         for balancer, seen in zip(balancers, learned, strict=True):
             assert balancer.state().estimate.predictor == seen
-    assert [each.latest_plan[0] for each in balancers] == [(8, 4), (8, 4)]
+    assert [each.schedule.latest_plan[0] for each in balancers] == [(8, 4), (8, 4)]
     known = balancers[0].first_uses
     assert known == balancers[1].first_uses
     assert [each.extra for each in known] == [(9 - 0.15,)] * 2, "also outliers"
@@ -199,7 +199,7 @@ def test_a_step_that_is_compiled_anew_does_not_end_balance() -> None:
         messages[0] = replace(messages[0], retraced=compiles)
         for each in balancers:
             each.receive(messages, wall_seconds=max(busy))
-    assert balancers[0].latest_plan[0][0] == 245
+    assert balancers[0].schedule.latest_plan[0][0] == 245
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,8 @@ def test_the_balancer_tells_when_an_epoch_ends() -> None:
     """Epochs of 3 steps, the last one short and therefore held; from step 2 on, after a skip."""
     balancers = team(2, 30, policy="dbs", predictor=LastValue())
     for balancer in balancers:
-        balancer.skip_to(2)
-        balancer.use_order(GlobalOrder(80, 30))
+        balancer.schedule.skip_to(2)
+        balancer.schedule.use_order(GlobalOrder(80, 30))
     assert run(balancers, [Proportional(20.0), Proportional(10.0)], 7) == [
         (15, 15),
         (15, 15),

@@ -83,7 +83,7 @@ def test_all_agree_on_legal_plans_whatever_is_measured(
     workers = len(balancers)
     for busy in data.draw(busy_times(workers)):
         exchange_in_process(balancers, busy)
-        for ahead in range(balancers[0].lag):
+        for ahead in range(balancers[0].schedule.lag):
             check_plan(plan(balancers, balancers[0].step + ahead), balancers[0].constraints)
 
 
@@ -346,7 +346,7 @@ def follow(balancers: Iterable[Balancer], num_samples: int, seed: int = 0) -> Gl
     total = first.constraints.global_batch_size
     order = make_order(num_samples, total, workers=first.workers, seed=seed)
     for balancer in balancers:
-        balancer.use_order(order)
+        balancer.schedule.use_order(order)
     return order
 
 
@@ -358,7 +358,7 @@ def test_each_sample_is_drawn_once_an_epoch_while_plans_change(lag: int) -> None
     for epoch in range(3):
         drawn: list[int] = []
         for step in range(epoch * 5, epoch * 5 + 5):
-            parts = [balancer.local_indices(step) for balancer in balancers]
+            parts = [balancer.schedule.local_indices(step) for balancer in balancers]
             assert tuple(len(part) for part in parts) == plan(balancers)
             drawn += np.concatenate(parts).tolist()
             run(balancers, speeds(*random.uniform(10, 40, size=3)))
@@ -456,7 +456,7 @@ def test_a_last_step_is_short_or_dropped(
 
 def test_drawing_needs_an_order() -> None:
     with pytest.raises(LookupError, match=r"call use_order\(\) first"):
-        team(2, 8)[0].local_indices(0)
+        team(2, 8)[0].schedule.local_indices(0)
     with pytest.raises(ValueError, match="num_samples = 7 < global_batch_size = 8"):
         make_order(7, 8, workers=2)
 
@@ -466,7 +466,7 @@ def test_skipping_keeps_the_latest_plan(lag: int) -> None:
     balancers = team(2, 60, lag=lag, policy=EXACT)
     run(balancers, speeds(1, 2), steps=2)
     for balancer in balancers:
-        balancer.skip_to(40)
+        balancer.schedule.skip_to(40)
     for ahead in range(lag):
         assert plan(balancers, 40 + ahead) == (20, 40)
     with pytest.raises(LookupError):
@@ -474,23 +474,23 @@ def test_skipping_keeps_the_latest_plan(lag: int) -> None:
     run(balancers, speeds(2, 1), steps=1)
     assert balancers[0].step == 41
     for balancer in balancers:
-        balancer.skip_to(3)
+        balancer.schedule.skip_to(3)
     assert {balancer.step for balancer in balancers} == {41}, "never back"
 
 
 def test_an_epoch_begins_where_the_last_one_ended_or_ahead() -> None:
     balancer = team(2, 10)[0]
-    balancer.begin_epoch(3)
+    balancer.schedule.begin_epoch(3)
     assert balancer.step == 0, "no order, no epochs"
-    balancer.use_order(GlobalOrder(40, 10))
-    balancer.begin_epoch(0)
+    balancer.schedule.use_order(GlobalOrder(40, 10))
+    balancer.schedule.begin_epoch(0)
     assert balancer.step == 0
-    balancer.skip_to(5)
-    balancer.begin_epoch(1)
+    balancer.schedule.skip_to(5)
+    balancer.schedule.begin_epoch(1)
     assert balancer.step == 8, "the rest of an epoch that was stopped is skipped"
-    balancer.begin_epoch(1)
+    balancer.schedule.begin_epoch(1)
     assert balancer.step == 8
-    balancer.begin_epoch(5)
+    balancer.schedule.begin_epoch(5)
     assert balancer.step == 20
 
 
@@ -499,17 +499,17 @@ def test_an_order_begins_at_the_running_step() -> None:
     follow(balancers, 40)
     run(balancers, speeds(1, 1), steps=4)
     order = follow(balancers, 30, seed=1)
-    drawn = np.concatenate([balancer.local_indices(4) for balancer in balancers])
+    drawn = np.concatenate([balancer.schedule.local_indices(4) for balancer in balancers])
     assert drawn.tolist() == order.indices(0).tolist()
-    balancers[0].begin_epoch(1)
+    balancers[0].schedule.begin_epoch(1)
     assert balancers[0].step == 7
 
 
 def test_one_worker_alone_draws_any_step() -> None:
     (balancer,) = team(1, 10)
     order = follow([balancer], 25)
-    assert [len(balancer.local_indices(step)) for step in (0, 2, 5)] == [10, 5, 5]
-    assert balancer.local_indices(4).tolist() == order.indices(4).tolist()
+    assert [len(balancer.schedule.local_indices(step)) for step in (0, 2, 5)] == [10, 5, 5]
+    assert balancer.schedule.local_indices(4).tolist() == order.indices(4).tolist()
 
 
 # Options

@@ -151,12 +151,11 @@ def test_the_notice_says_why_the_maximum_was_raised(said):
 )
 def test_a_worker_is_named_after_consecutive_plans_at_the_maximum_only(plans, limits, words):
     notice, texts = BoundsNotice(None), []
-    balancer = SimpleNamespace(
-        default_maximum=64, known_limits=limits, is_maximum_raised=False,
-        constraints=BatchConstraints(96, limits),
-    )  # fmt: skip
+    constraints, schedule = BatchConstraints(96, limits), SimpleNamespace()
+    bounds = SimpleNamespace(default_maximum=64, required=constraints, is_maximum_raised=False)
+    balancer = SimpleNamespace(bounds=bounds, constraints=constraints, schedule=schedule)
     for plan in plans:
-        balancer.latest_plan = plan, (None,) * 3
+        schedule.latest_plan = plan, (None,) * 3
         texts.append(notice._check_maximum(balancer))
     assert "".join(texts).startswith(words)
     assert any(texts) == bool(words)

@@ -308,7 +308,7 @@ def bounded_team() -> list[Balancer]:
 
 
 def test_the_trace_says_what_each_bound_does() -> None:
-    trace = bounded_team()[0].trace
+    trace = bounded_team()[0].bounds.trace
     assert list(trace) == [each.__name__ for each in bounds.FIXED]
     assert [each.minimum for each in trace["parts"].limits] == [2, 2, 2]
     assert maxima_of(trace["memory"]) == [None, None, 40]
@@ -320,13 +320,13 @@ def test_the_trace_says_what_each_bound_does() -> None:
 def test_the_loop_runs_without_each_of_them(
     bound: bounds.Bound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = bounded_team()[0].latest_plan[0]
+    whole = bounded_team()[0].schedule.latest_plan[0]
     for name in ("FIXED", "MOVING"):
         chain = tuple(each for each in getattr(bounds, name) if each is not bound)
         monkeypatch.setattr(bounds, name, chain)
     made = bounded_team()
-    assert sum(made[0].latest_plan[0]) == sum(whole) == 104
-    assert {each.latest_plan[0] for each in made} == {made[0].latest_plan[0]}
+    assert sum(made[0].schedule.latest_plan[0]) == sum(whole) == 104
+    assert {each.schedule.latest_plan[0] for each in made} == {made[0].schedule.latest_plan[0]}
 
 
 def with_memory(*memory: int) -> list[Balancer]:
@@ -344,7 +344,7 @@ def test_the_memory_of_a_profile_bounds_the_plans_of_all_workers() -> None:
     made = with_memory(4, 0, 4, 4, 0, 4, 4, 4)
     for _ in range(2):
         assert plan(made) == (4, 36, 4, 4, 36, 4, 4, 4)
-        assert {each.default_maximum for each in made} == {36}
+        assert {each.bounds.default_maximum for each in made} == {36}
         meet(made)  # every fit begins with a handshake
     with pytest.raises(ValueError, match="must be at most the sum of maxima = 20"):
         with_memory(4, 4, 4, 4, 4)
@@ -356,21 +356,21 @@ def test_many_small_samples_may_have_the_work_of_the_cap() -> None:
     work[10:] = 20.0  # nearly all of the work of a step is in two samples
     for balancer in balancers:
         order = make_order(12, 12, workers=3, shuffle=False, steps_per_epoch=1, work=work)
-        balancer.use_order(order)
+        balancer.schedule.use_order(order)
     assert plan(balancers) == (10, 1, 1)
 
 
 def test_batches_that_are_drawn_keep_their_granularity() -> None:
     drawing = team(2, 256, lag=3, bounds=BatchBounds(granularity=8, default_maximum=True))
     for each in drawing:
-        each.use_order(GlobalOrder(256 + 100, 256))
+        each.schedule.use_order(GlobalOrder(256 + 100, 256))
     drawn = [plan(drawing, step) for step in range(3)]
     assert drawn[1] == (50, 50)
     meet(drawing, are_drawn=True)
     assert [plan(drawing, step) for step in range(3)] == drawn
     assert drawing[0].constraints.granularity == 8
     for each in drawing:
-        each.skip_to(3)
+        each.schedule.skip_to(3)
     assert plan(drawing) == (52, 48), "a short step"
 
 
@@ -402,7 +402,7 @@ def test_no_batch_is_larger_than_one_and_a_half_times_what_was_run(
         predictor=LastValue(), bounds=BatchBounds(first_uses=True),
     )  # fmt: skip
     for balancer in balancers:
-        balancer.use_order(GlobalOrder(128 * 4, 128))  # epochs of four steps
+        balancer.schedule.use_order(GlobalOrder(128 * 4, 128))  # epochs of four steps
     ran = plan(balancers)
     for now in speeds:
         (sizes,) = play(balancers, list(map(Proportional, now)))
@@ -418,7 +418,7 @@ def test_batches_by_work_grow_with_the_work_of_the_plan() -> None:
     balancers = team(2, 8, predictor=LastValue(), bounds=BatchBounds(first_uses=True))
     work = np.tile([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 6.0, 12.0], 20)
     for balancer in balancers:
-        balancer.use_order(make_order(160, 8, workers=2, shuffle=False, work=work))
+        balancer.schedule.use_order(make_order(160, 8, workers=2, shuffle=False, work=work))
     for _ in range(12):
         exchange_in_process(balancers, [0.6, 0.2])
-    assert balancers[0].latest_plan[0] == (1, 7)
+    assert balancers[0].schedule.latest_plan[0] == (1, 7)

@@ -98,7 +98,7 @@ def test_bounds_do_not_widen_with_the_number_of_workers(workers: int) -> None:
     balancers = sessions_team(workers, 64 * workers, predictor=Ema(0.5))
     mostly_constant = [Affine(0.009, 0.001 / 64)] * workers
     *_, last = play(balancers, disturbed(mostly_constant, Noise(1, invalid=0.0)), 100)
-    assert balancers[0].short_steps.fraction < 0.6
+    assert balancers[0].bounds.short_steps.fraction < 0.6
     assert min(last) >= 64 * 0.4
     assert max(last) <= 64 * 1.6
 
@@ -130,9 +130,9 @@ def test_plans_keep_their_sum_the_cap_and_the_bounds_of_short_steps(
         assert workers <= 2 or all(
             each.maximum == -(-2 * share // granularity) * granularity for each in limits
         )
-        decided, known = balancers[0].latest_plan
+        decided, known = balancers[0].schedule.latest_plan
         if None not in known:
-            assert balancers[0].short_steps.narrow(balancers[0].constraints).allow(decided)
+            assert balancers[0].bounds.short_steps.narrow(balancers[0].constraints).allow(decided)
 
 
 @pytest.mark.slow

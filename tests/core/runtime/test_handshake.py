@@ -59,7 +59,7 @@ def run():
     """Two workers whose plan changes every step, after three steps of an epoch of five."""
     both = team(2, X, policy=TURNS)
     for one in both:
-        one.use_order(GlobalOrder(50, X, seed=4))
+        one.schedule.use_order(GlobalOrder(50, X, seed=4))
     for _ in range(3):
         messages = [one.report(0.1 * (2 + one.rank)) for one in both]
         for one in both:
@@ -95,13 +95,13 @@ def test_what_was_learned_of_one_worker_is_not_another_ones_or_another_predictor
 
 @pytest.mark.parametrize(("step", "end"), [(3, 5), (4, 5), (5, 10), (9, 10)])
 def test_the_end_of_the_running_epoch(run, step, end):
-    run[0].skip_to(step)
-    assert run[0].epoch_end_step() == end
+    run[0].schedule.skip_to(step)
+    assert run[0].schedule.epoch_end_step() == end
 
 
 def test_no_epochs_without_an_order():
     with pytest.raises(LookupError, match=r"call use_order\(\) first"):
-        balancer().epoch_end_step()
+        balancer().schedule.epoch_end_step()
 
 
 LONG = "SGD " + "x" * 500 + " rate 0."

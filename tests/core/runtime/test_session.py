@@ -118,7 +118,7 @@ def test_another_lag_keeps_the_position_and_the_plan():
         step(session, collectives)
         expected = session.local_indices(1).tolist()
         session.use_lag(3)
-        assert (session.step, session.balancer.lag) == (1, 3)
+        assert (session.step, session.balancer.schedule.lag) == (1, 3)
         assert session.local_indices(1).tolist() == expected
         session.begin_epoch(0)
         assert session.step == 2, "an epoch has two steps, a pass three"
@@ -497,7 +497,7 @@ def train(session, collectives, ahead=0, steps=6):
 @pytest.mark.parametrize(("ahead", "lag"), [(0, 1), (1, 3), (2, 4)])
 def test_the_lag_grows_with_what_is_drawn_ahead_and_no_sample_is_lost(own_threads, ahead, lag):
     def worker(session, collectives):
-        return train(session, collectives, ahead), session.balancer.lag
+        return train(session, collectives, ahead), session.balancer.schedule.lag
 
     results = run(worker, make=PipelinedSession)
     drawn = [sample for parts, _ in results for part in parts for sample in part]

@@ -55,7 +55,7 @@ def move(first, second):
 def job(workers=2, total=X, costs=(), **options):
     balancers = team(workers, total, costs, **options)
     for one in balancers:
-        one.use_order(GlobalOrder(10 * total, total, seed=3))
+        one.schedule.use_order(GlobalOrder(10 * total, total, seed=3))
     return balancers
 
 
@@ -105,8 +105,8 @@ def test_the_bounds_of_short_steps_continue_as_if_unbroken():
     again, unbroken = run(second, 20), run(whole, 20)
     assert again == unbroken
     assert unbroken[-1] != before
-    assert second[0].short_steps.state == whole[0].short_steps.state
-    assert second[0].short_steps.steps == 27
+    assert second[0].bounds.short_steps.state == whole[0].bounds.short_steps.state
+    assert second[0].bounds.short_steps.steps == 27
 
 
 def memory_job(largest, **options):
@@ -206,9 +206,9 @@ def test_the_time_of_steps_is_that_of_the_same_number_of_workers():
     run(first, 7)
     move(first, second)
     for one in second:
-        assert one.short_steps.state == (None, 0)
+        assert one.bounds.short_steps.state == (None, 0)
         one.restore(first[one.rank].state())
-        assert one.short_steps.state == (None, 0)
+        assert one.bounds.short_steps.state == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,8 @@ def test_another_number_of_workers_continues_at_the_step_with_even_plans():
     assert [limits.maximum for limits in second[0].constraints.limits] == [16] * 3, "its own cap"
     indices = GlobalOrder(10 * X, X, 3).indices(7).reshape(3, 8).tolist()
     for one, part in zip(second, indices, strict=True):
-        assert (one.step, one.sizes(7), one.local_indices(7).tolist()) == (7, (8, 8, 8), part)
+        drawn = one.schedule.local_indices(7).tolist()
+        assert (one.step, one.sizes(7), drawn) == (7, (8, 8, 8), part)
     run(second, 4)
 
 

@@ -45,7 +45,7 @@ class Clocks:
         for number in range(first, first + steps):
             sharing.allowed = sharing.allowed is not False
             claims = sharing.begin(session.meter.elapsed)
-            percents.append(session.balancer.percent(number))
+            percents.append(session.balancer.schedule.reserves.get(number, 0))
             samples = session.local_indices(number).tolist()
             seconds = pace(number, session.rank)
             now[0] = len(samples) * seconds
@@ -54,7 +54,7 @@ class Clocks:
                 if begin == end:
                     now[0] += sharing.end()
                     break
-                samples += session.balancer.reserve_indices(number)[begin:end].tolist()
+                samples += session.balancer.schedule.reserve_indices(number)[begin:end].tolist()
                 now[0] += (end - begin) * seconds
             computed.append(samples)
             self.reach(session.rank, (number + 1, 0.0))
@@ -135,7 +135,7 @@ def test_the_balancer_learns_the_time_of_the_planned_batch():
 
     def worker(session, collectives):
         clocks.train(session, collectives, 10, lambda number, rank: PACE * (1 + rank), mode=40)
-        return session.balancer.sizes(session.step), session.balancer.latest_plan[1]
+        return session.balancer.sizes(session.step), session.balancer.schedule.latest_plan[1]
 
     for sizes, costs in run(worker, make=make):
         assert sizes == pytest.approx((X * 2 / 3, X / 3), abs=1)
@@ -193,7 +193,7 @@ def test_workers_that_share_differently_are_named():
         session.use_order(session.make_order(4 * X))
         session.extensions[WorkSharing].mode = AUTO
         session.start({})
-        session.balancer.keep_back(0, 10 * session.rank)
+        session.balancer.schedule.keep_back(0, 10 * session.rank)
         session.extensions[WorkSharing].begin(session.meter.elapsed)
         step(session, collectives)
 

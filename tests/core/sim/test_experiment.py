@@ -206,7 +206,7 @@ def test_plans_are_those_of_balancers_that_exchange_messages(name: str, lag: int
         for rank in range(3)
     ]  # fmt: skip
     for balancer in balancers:
-        balancer.use_order(GlobalOrder(7 * 99, 99))
+        balancer.schedule.use_order(GlobalOrder(7 * 99, 99))
     for step in range(60):
         sizes = balancers[step % 3].sizes(step)
         assert line.sizes[step].tolist() == list(sizes)

@@ -205,7 +205,8 @@ def learn(name):
     validation = {"validation_data": it.validation_data} if name == "validation_split" else {}
     sizes = Sizes(it)
     fit(it, data, model, sizes, **validation)
-    found = {"lag": it._session.balancer.lag, "steps": it._session.step, "sizes": sizes.found,
+    lag = it._session.balancer.schedule.lag
+    found = {"lag": lag, "steps": it._session.step, "sizes": sizes.found,
              "plans": PLANS[workers]}  # fmt: skip
     if rank == 0:
         reference = compiled(build)

@@ -70,7 +70,7 @@ for name, options in {
     epoch(it, net, data, drawn=drawn)
     epoch(it, net, data, drawn=drawn)
     result(f"drawn_{name}", drawn)
-    result(f"lag_{name}", it._session.balancer.lag)
+    result(f"lag_{name}", it._session.balancer.schedule.lag)
 
 # Memory limits, which workers exchange in the first step, do not change batches drawn before it.
 net, drawn, sizes = network(), [], []
