@@ -68,23 +68,24 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
 
     from lbbsp_tf import service
 
-    own_type = tf.DeviceSpec.from_string(devices[0]).device_type
-    own = json.dumps([own_type, len(devices)])
+    device_type = tf.DeviceSpec.from_string(devices[0]).device_type
+    text = json.dumps([device_type, len(devices)])
     with contextlib.suppress(tf.errors.AlreadyExistsError):  # keys cannot be overwritten
-        service.write(f"lbbsp/devices/{rank}", own)
-    told: list[list[Any]] = []
-    while len(told) < workers:
-        text = service.read(f"lbbsp/devices/{len(told)}", _PEER_MILLISECONDS)
-        if text is None:
+        service.write(f"lbbsp/devices/{rank}", text)
+    workers_devices: list[list[Any]] = []
+    while len(workers_devices) < workers:
+        key = f"lbbsp/devices/{len(workers_devices)}"
+        answer = service.read(key, _PEER_MILLISECONDS)
+        if answer is None:
             return  # a worker without a LoadBalancer fails in the handshake
-        told.append(json.loads(text))
-    types, counts = map(list, zip(*told, strict=True))
+        workers_devices.append(json.loads(answer))
+    types, counts = map(list, zip(*workers_devices, strict=True))
     if len(set(types)) > 1:
-        ranks = {kind: [i for i, each in enumerate(types) if each == kind] for kind in types}
-        found = (f"{kind} (rank {', '.join(map(str, own))})" for kind, own in ranks.items())
+        ranks = {kind: [i for i, other in enumerate(types) if other == kind] for kind in types}
+        texts = (f"{kind} (rank {', '.join(map(str, of_kind))})" for kind, of_kind in ranks.items())
         raise DisagreementError(
             "workers must have devices of the same type, because TensorFlow's collectives need "
-            f"it, got {', '.join(found)}: {DEVICES_REMEDY}"
+            f"it, got {', '.join(texts)}: {DEVICES_REMEDY}"
         )
     if len(set(counts)) > 1:
         raise ValueError(

@@ -86,12 +86,12 @@ class Sharing:
                 self._parts = Parts(session, counter, step, pipeline)
             if not counter.works(f"lbbsp/trial/{session.rank}/{clock}"):
                 why = "TensorFlow's coordination service does not count: that of 2.21 does"
-        told = session.collectives.all_gather([int(why is None), clock % (1 << 40)])
-        able = [flag for flag, _ in told]
+        rows = session.collectives.all_gather([int(why is None), clock % (1 << 40)])
+        able = [flag for flag, _ in rows]
         for extension in self._extensions:
             extension.allowed = all(able)
         if all(able) and self._parts is not None:
-            self._parts.name = str(told[0][1])
+            self._parts.name = str(rows[0][1])
             return
         why = why or f"worker {able.index(0)} cannot, and says why"
         if self._is_required:

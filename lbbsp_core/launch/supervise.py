@@ -31,7 +31,7 @@ from lbbsp_core.processes import _reaper, child
 from lbbsp_core.processes.child import Reaper, signal_group, signal_name, spawn_python
 from lbbsp_core.runtime.reliability.exit import LEFT
 from lbbsp_core.runtime.reliability.marks import (
-    Marks,
+    WorkerMarks,
     folder_variable,
     note_failed,
     read_marks,
@@ -301,7 +301,7 @@ class Supervisor:
                 )
         return None
 
-    def _marks(self, process: child.ChildProcess) -> Marks:
+    def _marks(self, process: child.ChildProcess) -> WorkerMarks:
         return read_marks(self._folder / str(process.index))
 
     def _mark_exited(self, event: child.Exited) -> bool:

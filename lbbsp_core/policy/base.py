@@ -69,8 +69,8 @@ class Observation:
         """Returns the predicted costs of all workers, or None while any of them is missing."""
         if isinstance(self.costs, AffineArray):
             return self.costs
-        known = [cost for cost in self.costs if cost is not None]
-        return known if len(known) == len(self.costs) else None
+        costs = [cost for cost in self.costs if cost is not None]
+        return costs if len(costs) == len(self.costs) else None
 
 
 class PolicyState(Protocol):

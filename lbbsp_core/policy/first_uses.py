@@ -134,7 +134,7 @@ class FirstUses:
 def extra_seconds(workers: Sequence[FirstUses], sizes: Sizes) -> float:
     """Returns by how much the first step of a plan takes longer than the next ones, in seconds."""
     pairs = zip(workers, sizes, strict=False)
-    return max((known.extra_seconds for known, x in pairs if x not in known.sizes), default=0.0)
+    return max((uses.extra_seconds for uses, x in pairs if x not in uses.sizes), default=0.0)
 
 
 def plan_of_used_sizes(
@@ -153,15 +153,15 @@ def plan_of_used_sizes(
     """
     grain = math.gcd(constraints.global_batch_size, constraints.granularity)
     choices = []
-    for known, bounds, cost, x in zip(workers, constraints.limits, costs, near, strict=True):
-        usable = (size for size in known.sizes if bounds.allow(size) and size % grain == 0)
+    for uses, bounds, cost, x in zip(workers, constraints.limits, costs, near, strict=True):
+        usable = (size for size in uses.sizes if bounds.allow(size) and size % grain == 0)
         nearest = sorted((abs(size - x), size) for size in usable)[:_NEAREST]
         choices.append(sorted((float(cost(size)), size) for _, size in nearest))
-    ends = sorted({seconds for own in choices for seconds, _ in own if seconds < below})
+    ends = sorted({seconds for sizes in choices for seconds, _ in sizes if seconds < below})
 
     @cache
     def plan_within(most: float) -> Sizes | None:
-        within = [[x for seconds, x in own if seconds <= most] for own in choices]
+        within = [[x for seconds, x in sizes if seconds <= most] for sizes in choices]
         return _with_sum(within, constraints.global_batch_size)
 
     if not ends or plan_within(ends[-1]) is None:  # as most often

@@ -44,13 +44,13 @@ def bound_growth(
         >>> constraints = BatchConstraints(128, (Limits(), Limits()))
         >>> ran = [FirstUses(largest=64, settled_seconds=1.0)] * 2
         >>> bounds = bound_growth(constraints, ran, (64, 64), (False, False), (None, 80.0)).limits
-        >>> [each.maximum for each in bounds]
+        >>> [limits.maximum for limits in bounds]
         [96, 76]
     """
     percents = memory_percent or (None,) * len(sizes)
     limits = list(constraints.limits)
-    for rank, (own, used) in enumerate(zip(limits, percents, strict=True)):
-        ran, maximum = workers[rank], own.maximum
+    for rank, (bounds, used) in enumerate(zip(limits, percents, strict=True)):
+        ran, maximum = workers[rank], bounds.maximum
         if is_known[rank] or not (used or maximum is None):
             continue
         if maximum is None:
@@ -58,6 +58,6 @@ def bound_growth(
         if used:
             factor = _USABLE_PERCENT / used if ran.settled_seconds >= _SETTLED_SECONDS else 1.0
             maximum = min(maximum, max(ran.largest, int(ran.largest * factor)))
-        limits[rank] = replace(own, maximum=max(sizes[rank], maximum))
+        limits[rank] = replace(bounds, maximum=max(sizes[rank], maximum))
     bounded = tuple(limits)
     return constraints if bounded == constraints.limits else replace(constraints, limits=bounded)

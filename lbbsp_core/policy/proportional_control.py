@@ -162,8 +162,8 @@ class ProportionalControl(Policy[ProportionalControlState]):
     ) -> tuple[int | None, ...]:
         """Returns b0 for workers that lost throughput by growing from it, else the known bound."""
         return tuple(
-            b0 if b0 and now < (1 - self.drop) * then else known
-            for b0, now, then, known in zip(
+            b0 if b0 and now < (1 - self.drop) * then else bound
+            for b0, now, then, bound in zip(
                 state.before, speeds, state.speeds, state.maxima, strict=True
             )
         )
@@ -171,8 +171,8 @@ class ProportionalControl(Policy[ProportionalControlState]):
 
 def _bounded(constraints: BatchConstraints, maxima: tuple[int | None, ...]) -> BatchConstraints:
     """Returns constraints within learned bounds."""
-    limits = tuple(
-        own if learned is None else replace(own, maximum=min(learned, own.maximum or learned))
-        for own, learned in zip(constraints.limits, maxima, strict=True)
+    bounded = tuple(
+        limits if most is None else replace(limits, maximum=min(most, limits.maximum or most))
+        for limits, most in zip(constraints.limits, maxima, strict=True)
     )
-    return replace(constraints, limits=limits)
+    return replace(constraints, limits=bounded)

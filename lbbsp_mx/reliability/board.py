@@ -78,8 +78,8 @@ class KeyBoard:
         if rank not in self._rows or self._rows[rank][1] != row:
             self._rows[rank] = now, row
         if self._rank == 0 or rank == 0:
-            told = row[WIDTH:]  # by worker 0
-            self._suspect = told if self._rank and any(told) else self._find_suspect(now)
+            suspect = row[WIDTH:]  # by worker 0
+            self._suspect = suspect if self._rank and any(suspect) else self._find_suspect(now)
         return row[:WIDTH]
 
     def explain(self) -> str:

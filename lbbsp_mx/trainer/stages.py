@@ -135,8 +135,8 @@ class Freshness(GradientStage):
     def before_update(self, *, ignores_stale: bool) -> None:
         """Marks gradients as new that any worker has computed."""
         if ignores_stale and self._is_partial():
-            told = self._counts[1].asnumpy()
-            new = (self._params[i] for i in learning(self._params) if told[i])
+            counts = self._counts[1].asnumpy()
+            new = (self._params[i] for i in learning(self._params) if counts[i])
             mark_gradients(new, is_fresh=True)
 
     def _is_partial(self) -> bool:

@@ -43,9 +43,9 @@ def measured_bytes(
     full = min(_all_reduce(collectives, MEASURED_BYTES) for _ in range(_TRIALS))
     host = Host()
     cores = min([len(host.cores), *cpu_quotas(host)])
-    told = collectives.all_gather([empty, *full, round(1000 * cores)])
-    each = slice(None, None, collectives.local)  # process: its replicas tell the same
-    return choose_bytes([Transfer(*row) for row in told[each]], hosts[each])
+    rows = collectives.all_gather([empty, *full, round(1000 * cores)])
+    processes = slice(None, None, collectives.local)  # of each the first replica: all say the same
+    return choose_bytes([Transfer(*row) for row in rows[processes]], hosts[processes])
 
 
 def _all_reduce(collectives: MirroredCollectives, size: int) -> tuple[int, int]:

@@ -108,8 +108,8 @@ def check_samples(
     Raises:
         DisagreementError: Samples differ; names the rank, and the remedy.
     """
-    told = gather_floats(collectives, [number for each in digests for number in each])
-    rows = [list(starmap(Digest, zip(row[::2], row[1::2], strict=True))) for row in told]
+    numbers = gather_floats(collectives, [number for digest in digests for number in digest])
+    rows = [list(starmap(Digest, zip(row[::2], row[1::2], strict=True))) for row in numbers]
     if (found := different_row(rows)) is not None:
         rank, _ = found
         raise DisagreementError(

@@ -43,8 +43,8 @@ def compare(collectives: Collectives, facts: Facts) -> None:
         compare_facts(names, [[row.get(name) for name in names] for row in rows])
 
 
-def _gathered(collectives: Collectives, told: Facts) -> list[dict[str, int | str]]:
-    return [json.loads(row) for row in gather_bytes(collectives, json.dumps(told).encode())]
+def _gathered(collectives: Collectives, facts: Facts) -> list[dict[str, int | str]]:
+    return [json.loads(row) for row in gather_bytes(collectives, json.dumps(facts).encode())]
 
 
 def compare_facts(names: Sequence[str], rows: Sequence[Sequence[int | str | None]]) -> None:

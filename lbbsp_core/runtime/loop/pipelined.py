@@ -27,7 +27,7 @@ from lbbsp_core.runtime.exchange.protocol import (
 )
 from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.loop.running_step import Left
-from lbbsp_core.runtime.loop.session import Marks, WorkerSession
+from lbbsp_core.runtime.loop.session import StepMarks, WorkerSession
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability.liveness import background_thread
 
@@ -179,8 +179,8 @@ class PipelinedSession(WorkerSession):
     def flush(self) -> None:
         """Passes the last barrier, and writes its step to the run record and file of metrics."""
         self.finish_barrier()
-        for each in self.extensions:
-            each.flush()
+        for extension in self.extensions:
+            extension.flush()
 
     def close(self) -> None:
         """Ends the training: passes the last barrier, then ends the session."""
@@ -197,7 +197,7 @@ class PipelinedSession(WorkerSession):
         """
         self.finish_barrier()
         # The user's thread may mark the next step before this barrier is passed.
-        marks = Marks.take(self)
+        marks = StepMarks.take(self)
         if self._begin(computed):
             self.meter.take_marks()  # `start` has excluded the step, which `marks` contain
         barrier = partial(self._pass, computed, summed, marks, _tail(self._position(), weight))
@@ -219,14 +219,14 @@ class PipelinedSession(WorkerSession):
         self.finish_barrier()
         self._begin(computed)
         computed()
-        own = pack([batch_size])
-        message = np.pad(own, (0, self.width - len(own)))
-        row = np.concatenate([message, _tail(self._position(number), weight)])
+        packed = pack([batch_size])
+        padded = np.pad(packed, (0, self.width - len(packed)))
+        row = np.concatenate([padded, _tail(self._position(number), weight)])
         with self.excluded_wait(), self.collectives.waiting("for the gradients of other workers"):
-            received = self._gather(row)()
-            self._take_tails(received)
+            rows = self._gather(row)()
+            self._take_tails(rows)
             summed()
-        return tuple(unpack(each[: len(own)])[0] for each in received)
+        return tuple(unpack(row[: len(packed)])[0] for row in rows)
 
     def _begin(self, computed: Callable[[], None]) -> bool:
         """Starts the session at its first barrier; returns whether this is the first one."""
@@ -243,20 +243,20 @@ class PipelinedSession(WorkerSession):
         return self.collectives.begin_gather(row, slot=_SLOT, priority=_URGENT)
 
     def _pass(
-        self, computed: Callable[[], None], summed: Callable[[], None], marks: Marks, tail: Row
+        self, computed: Callable[[], None], summed: Callable[[], None], marks: StepMarks, tail: Row
     ) -> tuple[Rows, Left]:
         """Passes the barrier; meanwhile the training only draws batches of known plans."""
         computed()
-        rows = self._gather(np.concatenate([self.before_allreduce(marks), tail]))
+        gather = self._gather(np.concatenate([self.before_allreduce(marks), tail]))
         with self.collectives.waiting("for the gradients and messages of the other workers"):
-            received = rows()
-            self._take_tails(received)  # sums of other arrays would never be complete
+            rows = gather()
+            self._take_tails(rows)  # sums of other arrays would never be complete
             summed()
-        return received[:, : self.width], self.meter.leave(self._balancer.step + 1)
+        return rows[:, : self.width], self.meter.leave(self._balancer.step + 1)
 
-    def _take_tails(self, received: Rows) -> None:
+    def _take_tails(self, rows: Rows) -> None:
         """Checks the positions of the workers, and takes their weights."""
-        tails = [unpack(row[self.width :]) for row in received]
+        tails = [unpack(row[self.width :]) for row in rows]
         for rank, (position, *_) in enumerate(tails):
             if position != tails[0][0]:
                 raise DisagreementError(
@@ -270,8 +270,8 @@ class PipelinedSession(WorkerSession):
     def _position(self, barrier: int = 0) -> int:
         """Returns a fingerprint of this worker's step, lag and order, and of an inner barrier."""
         order, schedule = self.order, self._balancer.schedule
-        seen = (*order.key, order.work_description) if order else ()
-        return fingerprint(repr((schedule.step, schedule.lag, seen, barrier)))
+        samples = (*order.key, order.work_description) if order else ()
+        return fingerprint(repr((schedule.step, schedule.lag, samples, barrier)))
 
 
 def _tail(position: int, weight: float | None) -> Row:
@@ -281,10 +281,10 @@ def _tail(position: int, weight: float | None) -> Row:
 
 def _same_kind(weights: Sequence[float]) -> tuple[float, ...] | None:
     """Returns the weights by rank, or None if no worker has one, which is sent as NaN."""
-    given = [not math.isnan(weight) for weight in weights]
-    if any(given) and not all(given):
+    have_weights = [not math.isnan(weight) for weight in weights]
+    if any(have_weights) and not all(have_weights):
         raise DisagreementError(
-            f"worker {given.index(True)} passes a weight with its gradients, and worker "
-            f"{given.index(False)} none: pass `weight` on all workers in the same steps"
+            f"worker {have_weights.index(True)} passes a weight with its gradients, and worker "
+            f"{have_weights.index(False)} none: pass `weight` on all workers in the same steps"
         )
-    return tuple(weights) if all(given) else None
+    return tuple(weights) if all(have_weights) else None

@@ -229,19 +229,19 @@ class RunningStep(NamedTuple):
 
     def first_uses_after(self) -> tuple[FirstUses, ...]:
         """Returns what is known of each worker's batches after the step."""
-        found = []
+        after = []
         steps = zip(self.first_uses, self.messages, self.busy_seconds, strict=False)
-        for rank, (known, message, busy) in enumerate(steps):
+        for rank, (uses, message, busy) in enumerate(steps):
             forecast = self.predicted(rank) if self.is_new(rank) else None
-            known = known.retraced() if message.retraced else known
-            known = known.after(self.shares.sizes[rank], busy, forecast, excluded=message.excluded)
-            found.append(known.ran(self.shares.plan[rank], busy))
-        return tuple(found)
+            uses = uses.retraced() if message.retraced else uses
+            uses = uses.after(self.shares.sizes[rank], busy, forecast, excluded=message.excluded)
+            after.append(uses.ran(self.shares.plan[rank], busy))
+        return tuple(after)
 
     def observation(
-        self, known: tuple[FirstUses, ...], *, last_of_epoch: bool, lag: int
+        self, first_uses: tuple[FirstUses, ...], *, last_of_epoch: bool, lag: int
     ) -> Observation:
-        """Returns what the policy learns; `known` are the first uses after the step."""
+        """Returns what the policy learns; `first_uses` are those after the step."""
         shares, costs, busy = self.shares, self.next_costs, self.busy_seconds
         busy = tuple(
             0.0 if message.retraced else self.measured(rank, busy[rank]) or 0.0
@@ -252,8 +252,10 @@ class RunningStep(NamedTuple):
         )
         if shares.are_cut_by_work:  # as if the step had had exactly the planned work
             busy = tuple(t * x / w for t, x, w in zip(busy, shares.plan, shares.work, strict=True))
-            known = ()
-        return Observation(self.step, shares.plan, busy, excluded, costs, last_of_epoch, known, lag)
+            first_uses = ()
+        return Observation(
+            self.step, shares.plan, busy, excluded, costs, last_of_epoch, first_uses, lag
+        )
 
     def line(self, ended: float | None = None) -> StepLine:
         """Returns the step's line of the run record; `ended` is the Unix time of its end."""

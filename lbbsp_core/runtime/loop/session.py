@@ -55,7 +55,7 @@ from lbbsp_core.runtime.reliability.liveness import training_thread
 logger = logging.getLogger("lbbsp.session")
 
 
-class Marks(NamedTuple):
+class StepMarks(NamedTuple):
     """What the message of the running step says of it, and not of the next one."""
 
     excluded: bool
@@ -63,7 +63,7 @@ class Marks(NamedTuple):
     extra: tuple[int, ...]
 
     @classmethod
-    def take(cls, session: WorkerSession) -> Marks:
+    def take(cls, session: WorkerSession) -> StepMarks:
         """Takes the marks of a session's running step, and resets them for the next one."""
         return cls(*session.meter.take_marks(), session.extensions.offer())
 
@@ -246,8 +246,8 @@ class WorkerSession:
         self._balancer.set_peers(infos, are_drawn=self._draws_before_start)
         self._sample()
         self.busy_seconds = 0.0
-        for each in self.extensions:
-            each.started(partial(_header, self, peers))
+        for extension in self.extensions:
+            extension.started(partial(_header, self, peers))
         self.exclude_step()
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)
         self.peers = peers  # set last, so that a failed start leaves the session unstarted
@@ -260,7 +260,7 @@ class WorkerSession:
         """Restarts the timer if the step is excluded; optional, at the start of a step."""
         self.meter.begin_step(self._balancer.step)
 
-    def before_allreduce(self, marks: Marks | None = None) -> Row:
+    def before_allreduce(self, marks: StepMarks | None = None) -> Row:
         """Measures and predicts; call it when this worker has computed its gradient.
 
         Args:
@@ -270,15 +270,19 @@ class WorkerSession:
             This worker's message, shape ``(width,)`` float32. It is piggybacked on the gradient
             all-reduce: each worker contributes its row to a ``(workers, width)`` array of zeros.
         """
-        marks = marks or Marks.take(self)
+        marks = marks or StepMarks.take(self)
         busy_seconds, drivers, hidden_seconds = self.meter.reach()
         self.activity.enter(Activity.WAITING, self._balancer.step)
         self.busy_seconds += 0.0 if marks.excluded else busy_seconds
         message = self._balancer.report(busy_seconds, excluded=marks.excluded, drivers=drivers)
-        named = dict(zip(self.meter.names, drivers, strict=True))
-        hidden = round(hidden_seconds * 1e9)
-        told = replace(message, retraced=marks.retraced, hidden_nanoseconds=hidden, drivers=named)
-        row = encode(replace(told, extra=marks.extra))
+        message = replace(
+            message,
+            retraced=marks.retraced,
+            hidden_nanoseconds=round(hidden_seconds * 1e9),
+            drivers=dict(zip(self.meter.names, drivers, strict=True)),
+            extra=marks.extra,
+        )
+        row = encode(message)
         self._balancer.train(training_thread().start)  # while the gradients are summed
         return row
 
@@ -349,11 +353,11 @@ class WorkerSession:
         if alone:
             state, arrays = own_state(self.balancer)
         else:
-            balancers = [each.balancer for each in (self, *peers)]
+            balancers = [session.balancer for session in (self, *peers)]
             state, arrays = gather_state(balancers, self.collectives)
-        if known := self.extensions.state():
+        if states := self.extensions.state():
             assert isinstance(state, dict)
-            state["extensions"] = known
+            state["extensions"] = states
         return state, arrays
 
     def _sample(self) -> None:
@@ -368,8 +372,8 @@ class WorkerSession:
         `ValueError` if the state was not saved by `save_state`, or cannot be read.
         """
         self.restore(restored_state(self.balancer, state, arrays))
-        known = state.get("extensions") if isinstance(state, dict) else None
-        self.extensions.restore(known if isinstance(known, dict) else {})
+        states = state.get("extensions") if isinstance(state, dict) else None
+        self.extensions.restore(states if isinstance(states, dict) else {})
 
     def close(self) -> None:
         """Ends a fit: stops sampling and drops a request to stop; `start` begins the next fit."""

@@ -116,7 +116,7 @@ def own_state(balancer: Balancer) -> tuple[Json, Arrays]:
 
 def _estimates(balancers: Sequence[Balancer]) -> bytes:
     """Returns the estimates of the speeds of this process's replicas."""
-    states = ((_predictor_text(each), each.state()) for each in balancers)
+    states = ((_predictor_text(balancer), balancer.state()) for balancer in balancers)
     return to_bytes(
         [(text, _array(to_bytes((state.estimate, state.drivers)))) for text, state in states]
     )
@@ -151,31 +151,32 @@ def restored_state(
 def _restored(
     balancer: Balancer, state: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
 ) -> BalancerState:
-    found = balancer.state()
-    examples = *_example_states(balancer), found.short_steps
+    restored = balancer.state()
+    examples = *_example_states(balancer), restored.short_steps
     records = records_of(*examples, balancer.policy, balancer.predictor)
 
     def read(name: str) -> Any:
         return from_json(state[name], arrays, records)
 
-    found = found._replace(
+    restored = restored._replace(
         step=int(state["step"]), order=read("order"), order_start=int(state["order_start"])
     )
     if state["workers"] != balancer.workers:
-        return found._replace(plans=found.plans[:1])
-    found = found._replace(short_steps=read("short_steps").checked(balancer.workers))
+        return restored._replace(plans=restored.plans[:1])
+    restored = restored._replace(short_steps=read("short_steps").checked(balancer.workers))
     if state["policy"] == _policy_text(balancer):
         plans = tuple(tuple(map(int, plan)) for plan in state["plans"])
         with _started_anew_if_unreadable("plans"):
-            found = found._replace(plans=plans, policy_state=read("policy_state"))
+            restored = restored._replace(plans=plans, policy_state=read("policy_state"))
     rows = (arrays.get(f"{_ESTIMATES} {rank}") for rank in range(balancer.workers))
-    own = [each for row in rows if row is not None for each in from_bytes(row.tobytes(), {})]
-    text, learned = own[balancer.rank]
+    packed = [row for row in rows if row is not None]
+    estimates = [pair for row in packed for pair in from_bytes(row.tobytes(), {})]
+    text, learned = estimates[balancer.rank]
     if text == _predictor_text(balancer):
         with _started_anew_if_unreadable("estimates of this worker's speed"):
             estimate, drivers = from_bytes(learned.tobytes(), records)
-            found = found._replace(estimate=estimate, drivers=drivers)
-    return found
+            restored = restored._replace(estimate=estimate, drivers=drivers)
+    return restored
 
 
 @contextmanager
@@ -209,8 +210,9 @@ def _example_states(balancer: Balancer) -> list[object]:
         states += [learned, estimator.train(learned)]
     with suppress(Exception):
         costs = (Affine(0.01, 0.001),) * balancer.workers
-        seen = Observation(0, sizes, (0.1,) * balancer.workers, (), costs, last_of_epoch=True)
-        states.append(policy.update(planned, balancer.constraints, seen))
+        seconds = (0.1,) * balancer.workers
+        observation = Observation(0, sizes, seconds, (), costs, last_of_epoch=True)
+        states.append(policy.update(planned, balancer.constraints, observation))
     return states
 
 

@@ -63,9 +63,9 @@ def agree(
     }
     handshake.compare(collectives, compared)
     names = identity or Identity()
-    mine = json.dumps([balancer.static_info(), names.host, names.devices])
-    told = [json.loads(each) for each in gather_bytes(collectives, mine.encode())]
-    return [Peer(info, Identity(host, tuple(devices))) for info, host, devices in told]
+    text = json.dumps([balancer.static_info(), names.host, names.devices])
+    peers = map(json.loads, gather_bytes(collectives, text.encode()))
+    return [Peer(info, Identity(host, tuple(devices))) for info, host, devices in peers]
 
 
 def drivers_of(options: SessionOptions, policy: Policy, devices: Devices) -> Sequence[str] | None:

@@ -29,7 +29,7 @@ class LostWorker(NamedTuple):
     why: str
 
 
-class Marks(NamedTuple):
+class WorkerMarks(NamedTuple):
     """Marks of one worker, by the names of their files."""
 
     begun: bool  # it has imported a plugin
@@ -39,20 +39,20 @@ class Marks(NamedTuple):
     lost: LostWorker | None  # for which it has ended
 
 
-def read_marks(folder: Path) -> Marks:
+def read_marks(folder: Path) -> WorkerMarks:
     """Returns the marks in the folder of a worker."""
     lost = None
     with suppress(OSError, ValueError):
         rank, why = (folder / "lost").read_text(encoding="utf-8").split(" ", 1)
         lost = LostWorker(int(rank), why)
-    found = {name: (folder / name).exists() for name in Marks._fields[:-1]}
-    return Marks(**found, lost=lost)
+    found = {name: (folder / name).exists() for name in WorkerMarks._fields[:-1]}
+    return WorkerMarks(**found, lost=lost)
 
 
 def mark_texts(folder: Path) -> dict[str, str]:
     """Returns the texts of all marks in the folder of a worker, by their names."""
     found = {}
-    for name in Marks._fields:
+    for name in WorkerMarks._fields:
         with suppress(OSError):
             found[name] = (folder / name).read_text(encoding="utf-8")
     return found
