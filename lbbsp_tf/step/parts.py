@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.order import Indices
-from lbbsp_core.runtime.extensions.work_sharing import StepClaims, WorkSharing
+from lbbsp_core.runtime.extensions.work_sharing import StepClaims
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf.compat import Gradients, Nest, TensorLike, attributes_kept, replaced, without_outputs
 from lbbsp_tf.compat.random import Noise, noise_of
@@ -69,11 +69,9 @@ class Parts:
         """Returns the samples of the next part; none if nothing is left."""
         if self._claims is None:
             return _NO_SAMPLES
-        session = self._session
         begin, end = self._claims.take(lambda size: self._counters.add(self._key, size))
         if begin == end:
             self._claims = None
-            session.meter.add_busy(session.extensions[WorkSharing].end())
         return self._reserve[begin:end]
 
     def added(self, step: BalancedStep, grads: Gradients) -> Gradients:

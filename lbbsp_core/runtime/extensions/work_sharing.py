@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from lbbsp_core.measure import PartTimer
 from lbbsp_core.reserve import (
@@ -30,6 +30,18 @@ logger = logging.getLogger("lbbsp.session")
 _FAILED: Final = 128  # in the same integer as a fraction in percent
 _THOUSANDTHS: Final = 1000
 _MILLION: Final = 1_000_000
+
+
+class BusyMeter(Protocol):
+    """Timer of the running step."""
+
+    def elapsed(self) -> float:
+        """Returns the busy seconds of the running step so far."""
+        ...
+
+    def add_busy(self, seconds: float) -> None:
+        """Adds to the busy seconds of the running step, or subtracts from them."""
+        ...
 
 
 class WorkSharing(StepExtension):
@@ -81,12 +93,8 @@ class WorkSharing(StepExtension):
         """Overhead of this worker's parts in samples."""
         return self._costs.overhead(self._pace.seconds_per_sample)
 
-    def begin(self, elapsed: Callable[[], float]) -> StepClaims | None:
-        """Begins the running step; returns this worker's claims if the step has a reserve.
-
-        Args:
-            elapsed: Returns the busy seconds of the running step.
-        """
+    def begin(self, meter: BusyMeter) -> StepClaims | None:
+        """Begins the running step; returns this worker's claims if the step has a reserve."""
         balancer = self.session.balancer
         self._sizes = sizes = balancer.sizes(balancer.step)
         split = balancer.schedule.split(balancer.step)
@@ -98,22 +106,14 @@ class WorkSharing(StepExtension):
                 *(sizes, split.mains, rank, expected or 1.0),
                 *(self._claim_seconds, self._part_overhead, grain),
             )
-            self._claims = StepClaims(split.mains[rank], claims, elapsed)
+            self._claims = StepClaims(split.mains[rank], claims, meter)
         return self._claims
 
-    def end(self) -> float:
-        """Ends this worker's claims of the running step.
-
-        Returns the seconds that the worker would have been busy longer if it had computed its
-        planned batch, and nothing else.
-        """
-        if (claims := self._claims) is None:
-            return 0.0
-        planned, pace = self._sizes[self.session.rank], self._pace
-        return claims.seconds_of(planned, pace.step_overhead, self._part_overhead) - claims.seconds
-
     def offer(self) -> Sequence[int]:
-        """Returns what this worker has computed of the step that ends, and what parts cost."""
+        """Returns what this worker has computed of the step that ends, and what parts cost.
+
+        The worker's message then says how long it would have been busy with its planned batch.
+        """
         if not self._is_on:
             return (0,) * self.width
         claims, fails = self._claims, False
@@ -121,6 +121,9 @@ class WorkSharing(StepExtension):
         if claims is not None:
             fails = any(wait > SLOW_CLAIM_SECONDS for wait in claims.waits)
             self._claim_seconds = claims.mean_wait(self._claim_seconds)
+            planned, overhead = self._sizes[self.session.rank], self._pace.step_overhead
+            seconds = claims.seconds_of(planned, overhead, self._part_overhead)
+            claims.meter.add_busy(seconds - claims.seconds)
             high, low = pack([round(claims.seconds * 1e9)])
             computed = claims.samples, claims.parts, int(high), int(low)
         balancer = self.session.balancer
@@ -223,12 +226,12 @@ class StepClaims(PartTimer):
     Args:
         main: Samples of its main part.
         claims: Chooses the sizes of claims.
-        elapsed: Returns the busy seconds of the running step.
+        meter: Timer of the running step.
     """
 
-    def __init__(self, main: int, claims: Claims, elapsed: Callable[[], float]) -> None:
-        super().__init__(main, elapsed)
-        self._claims = claims
+    def __init__(self, main: int, claims: Claims, meter: BusyMeter) -> None:
+        super().__init__(main, meter.elapsed)
+        self._claims, self.meter = claims, meter
 
     def take(self, add: Callable[[int], int]) -> tuple[int, int]:
         """Claims a part of the reserve; call it when all work before is done.

@@ -1,4 +1,8 @@
-"""The step that is running: this worker's measurements, and what the times of all workers say."""
+"""The step that is running: this worker's measurements, and what the times of all workers say.
+
+What changes busy seconds is here: `StepMeter` leaves out waits, and adds what work sharing corrects
+(once, before the message); `RunningStep` says which seconds of those exchanged are learned.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Clocks:
         session.meter.reach = lambda: Reading(now[0], (0.0,) * len(session.meter.names))
         for number in range(first, first + steps):
             sharing.allowed = sharing.allowed is not False
-            claims = sharing.begin(session.meter.elapsed)
+            claims = sharing.begin(session.meter)
             percents.append(session.balancer.schedule.reserves.get(number, 0))
             samples = session.local_indices(number).tolist()
             seconds = pace(number, session.rank)
@@ -52,7 +52,6 @@ class Clocks:
             while claims:
                 begin, end = claims.take(lambda size: self.add(number, size, session.rank, now))  # noqa: B023
                 if begin == end:
-                    now[0] += sharing.end()
                     break
                 samples += session.balancer.schedule.reserve_indices(number)[begin:end].tolist()
                 now[0] += (end - begin) * seconds
@@ -194,7 +193,7 @@ def test_workers_that_share_differently_are_named():
         session.extensions[WorkSharing].mode = AUTO
         session.start({})
         session.balancer.schedule.keep_back(0, 10 * session.rank)
-        session.extensions[WorkSharing].begin(session.meter.elapsed)
+        session.extensions[WorkSharing].begin(session.meter)
         step(session, collectives)
 
     with pytest.raises(DisagreementError, match=r"share \[0, 10\] % of the step, by rank"):
