@@ -163,7 +163,7 @@ class WorkSharing(StepExtension):
                 )
         self._claims = None
         schedule = balancer.schedule
-        schedule.keep_back(line.step + schedule.lag, self._fraction if self.allowed else 0)
+        schedule.reserves[line.step + schedule.lag] = self._fraction if self.allowed else 0
         if not percents[0]:
             return line
         parts = tuple(row[2] for row in extra)

@@ -250,7 +250,8 @@ class Balancer:
             before,
             excluded=excluded,
         )
-        slope, overhead = self._forecast()
+        forecast = self.estimator.predict(self._estimate, drivers, self.schedule.lag)
+        slope, overhead = quantise(*forecast)
         return StepMessage(
             slope,
             overhead,
@@ -280,10 +281,6 @@ class Balancer:
         if training is not None:
             self._estimate = training.result()
         return self._estimate
-
-    def _forecast(self) -> tuple[int, int]:
-        """Returns the predicted picoseconds per sample and nanoseconds of overhead."""
-        return quantise(*self.estimator.predict(self._estimate, self._drivers, self.schedule.lag))
 
     def receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> RunningStep:
         """Ends the running step: decides the plan of ``step + lag`` from the messages.

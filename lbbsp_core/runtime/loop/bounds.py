@@ -190,13 +190,9 @@ Trace: TypeAlias = dict[str, BatchConstraints]
 
 def parts(constraints: BatchConstraints, now: Situation) -> BatchConstraints:
     """Gives each batch a sample for each of its parts."""
-    return _with_limits(
-        constraints,
-        (
-            replace(limits, minimum=max(limits.minimum, now.bounds.parts))
-            for limits in constraints.limits
-        ),
-    )
+    least = now.bounds.parts
+    limits = (replace(old, minimum=max(old.minimum, least)) for old in constraints.limits)
+    return _with_limits(constraints, limits)
 
 
 def memory(constraints: BatchConstraints, now: Situation) -> BatchConstraints:
@@ -291,6 +287,7 @@ class BoundsChain:
             and it says nothing of what has run before.
         default_maximum: Largest batch of a worker whose memory is not known; None: there is no such
             bound.
+        is_maximum_raised: Whether other workers' maxima leave no plan within `usual_maximum`.
     """
 
     def __init__(self, options: BatchConstraints, situation: Situation) -> None:
@@ -310,12 +307,8 @@ class BoundsChain:
         self.required = last({bound: self.trace[bound] for bound in self.trace if bound != name})
         pairs = zip(self.required.limits, self.constraints.limits, strict=True)
         self.default_maximum = next((new.maximum for old, new in pairs if old != new), None)
+        self.is_maximum_raised = (self.default_maximum or 0) > usual_maximum(self.constraints)
         return self.trace != before
-
-    @property
-    def is_maximum_raised(self) -> bool:
-        """Whether other workers' maxima leave no plan within the usual default maximum."""
-        return (self.default_maximum or 0) > usual_maximum(self.constraints)
 
     def allow(self, plans: Iterable[Sizes]) -> bool:
         """Returns whether plans that are decided may stay.
@@ -325,15 +318,10 @@ class BoundsChain:
         return all(map(self.required.allow, plans))
 
     def of_next_plan(
-        self,
-        first_uses: tuple[FirstUses, ...],
-        sizes: Sizes,
-        memory_percent: Sequence[float | None],
+        self, first_uses: tuple[FirstUses, ...], sizes: Sizes, memory: Sequence[float | None]
     ) -> BatchConstraints:
         """Returns the constraints of the next plan, see `Situation`."""
-        now = self.situation._replace(
-            first_uses=first_uses, sizes=sizes, memory_percent=memory_percent
-        )
+        now = self.situation._replace(first_uses=first_uses, sizes=sizes, memory_percent=memory)
         return last(narrow(self.constraints, now, MOVING))
 
 
@@ -364,15 +352,11 @@ def with_cap(constraints: BatchConstraints, cap: int) -> BatchConstraints:
     """
 
     def within(cap: int) -> BatchConstraints:
-        return _with_limits(
-            constraints,
-            (
-                replace(limits, maximum=max(cap, limits.minimum))
-                if limits.maximum is None
-                else limits
-                for limits in constraints.limits
-            ),
+        limits = (
+            replace(old, maximum=max(cap, old.minimum)) if old.maximum is None else old
+            for old in constraints.limits
         )
+        return _with_limits(constraints, limits)
 
     if has_plan(within(cap)):
         return within(cap)

@@ -35,7 +35,8 @@ class Schedule:
         step: Global step that is running or comes next.
         lag: Plans are decided for so many steps.
         order: Samples of the steps, if they are known.
-        reserves: Percent of each known step that is kept back for its reserve; absent: 0.
+        reserves: Percent of a step that is kept back for its reserve, the same on all workers, by
+            step; absent: 0.
     """
 
     def __init__(self, rank: int, lag: int, bounds: BoundsChain) -> None:
@@ -83,6 +84,7 @@ class Schedule:
         """Ends the running step with the plan of ``step + lag``, and the costs for which it is."""
         self._plans[self.step + self.lag] = self._plan(sizes, costs)
         del self._plans[self.step]
+        self.reserves.pop(self.step, None)
         self.step += 1
 
     def _plan(self, sizes: Sizes, costs: Sequence[Cost | None]) -> _Plan:
@@ -132,11 +134,6 @@ class Schedule:
         """
         percent = self.reserves.get(step, 0)
         return split(self.sizes(step), percent, self._bounds.constraints.granularity)
-
-    def keep_back(self, step: int, percent: int) -> None:
-        """Keeps a fraction of a step back for its reserve, the same on all workers."""
-        reserves = {at: part for at, part in self.reserves.items() if at >= self.step}
-        self.reserves = {**reserves, step: percent}
 
     def step_of_order(self, step: int) -> int:
         """Returns the number of a global step, counted from the start of the order."""

@@ -274,9 +274,8 @@ class WorkerSession:
         busy_seconds, drivers, hidden_seconds = self.meter.reach()
         self.activity.enter(Activity.WAITING, self._balancer.step)
         self.busy_seconds += 0.0 if marks.excluded else busy_seconds
-        message = self._balancer.report(busy_seconds, excluded=marks.excluded, drivers=drivers)
         message = replace(
-            message,
+            self._balancer.report(busy_seconds, excluded=marks.excluded, drivers=drivers),
             retraced=marks.retraced,
             hidden_nanoseconds=round(hidden_seconds * 1e9),
             drivers=dict(zip(self.meter.names, drivers, strict=True)),

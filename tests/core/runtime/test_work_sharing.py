@@ -192,7 +192,7 @@ def test_workers_that_share_differently_are_named():
         session.use_order(session.make_order(4 * X))
         session.extensions[WorkSharing].mode = AUTO
         session.start({})
-        session.balancer.schedule.keep_back(0, 10 * session.rank)
+        session.balancer.schedule.reserves[0] = 10 * session.rank
         session.extensions[WorkSharing].begin(session.meter)
         step(session, collectives)
 
