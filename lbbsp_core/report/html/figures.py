@@ -11,8 +11,9 @@ import numpy as np
 
 from lbbsp_core.report.summary import measured, summary_of
 from lbbsp_core.report.wording import SAME, compared, percent, times
+from lbbsp_core.runtime.record.events import Stop
 from lbbsp_core.runtime.record.figures import Figures
-from lbbsp_core.runtime.record.record import Run, Stop
+from lbbsp_core.runtime.record.record import Run
 from lbbsp_core.runtime.record.table import Floats, StepTable, known_workers, step_table
 
 BALANCED = 0.10

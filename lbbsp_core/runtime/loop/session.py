@@ -36,15 +36,10 @@ from lbbsp_core.runtime.exchange.protocol import WIDTH, Row, decode, encode
 from lbbsp_core.runtime.extensions.base import Extensions, Observer, StepExtension
 from lbbsp_core.runtime.extensions.every import EXTENSIONS
 from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.loop import session_state
 from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.loop.bounds import BatchBounds, default_granularity
 from lbbsp_core.runtime.loop.running_step import Left, StepMeter, log_waits
-from lbbsp_core.runtime.loop.session_state import (
-    gather_state,
-    order_facts,
-    own_state,
-    restored_state,
-)
 from lbbsp_core.runtime.loop.start import Peer, agree, drivers_of
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.options.options import SessionOptions
@@ -335,7 +330,7 @@ class WorkerSession:
 
     def facts(self) -> dict[str, Json]:
         """Returns what must be the same for another job to continue from a state, by name."""
-        return order_facts(self.order, self._balancer.constraints.global_batch_size)
+        return session_state.order_facts(self.order, self._balancer.constraints.global_batch_size)
 
     def save_state(
         self, peers: Sequence[WorkerSession] = (), *, alone: bool = False
@@ -350,10 +345,10 @@ class WorkerSession:
             JSON and arrays for `load_state`, the same on every worker.
         """
         if alone:
-            state, arrays = own_state(self.balancer)
+            state, arrays = session_state.own_state(self.balancer)
         else:
             balancers = [session.balancer for session in (self, *peers)]
-            state, arrays = gather_state(balancers, self.collectives)
+            state, arrays = session_state.gather_state(balancers, self.collectives)
         if states := self.extensions.state():
             assert isinstance(state, dict)
             state["extensions"] = states
@@ -370,7 +365,7 @@ class WorkerSession:
         Call it before the first step, on every worker, with the order of the saved state. Raises a
         `ValueError` if the state was not saved by `save_state`, or cannot be read.
         """
-        self.restore(restored_state(self.balancer, state, arrays))
+        self.restore(session_state.restored_state(self.balancer, state, arrays))
         states = state.get("extensions") if isinstance(state, dict) else None
         self.extensions.restore(states if isinstance(states, dict) else {})
 

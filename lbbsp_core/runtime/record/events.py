@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 PLANNED: Final = "planned"
 """The training that begins has a known number of steps."""
@@ -36,3 +36,15 @@ class EventLine:
     event: str
     steps: int | None = None
     time: float
+
+
+class Stop(NamedTuple):
+    """End of an attempt at a run.
+
+    Args:
+        step: Last step of the attempt that was recorded.
+        reason: Why all workers stopped together; None if it ended otherwise, as by a failure.
+    """
+
+    step: int
+    reason: str | None

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from lbbsp_core._version import __version__
 from lbbsp_core.files import read_regular
-from lbbsp_core.runtime.record.events import EventLine
+from lbbsp_core.runtime.record.events import EventLine, Stop
 from lbbsp_core.runtime.record.json_lines import from_json
 from lbbsp_core.validate import parse_json, shortened
 
@@ -198,18 +198,6 @@ PUSH_INTEGERS: Final = len(_UNITS)
 
 Line: TypeAlias = StepLine | PushLine | EventLine
 """Line after the header."""
-
-
-class Stop(NamedTuple):
-    """End of an attempt at a run.
-
-    Args:
-        step: Last step of the attempt that was recorded.
-        reason: `REQUESTED` or `PREEMPTED`; None if it ended otherwise, as by a failure.
-    """
-
-    step: int
-    reason: str | None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from lbbsp_core.report.html.speeds import levels, prior_cost
 from lbbsp_core.report.html.write import describe
 from lbbsp_core.report.live import LiveRun
 from lbbsp_core.report.page import page
-from lbbsp_core.runtime.record.record import PREEMPTED, Run, Stop, read_run
+from lbbsp_core.runtime.record.events import Stop
+from lbbsp_core.runtime.record.record import PREEMPTED, Run, read_run
 
 
 def shown(run):

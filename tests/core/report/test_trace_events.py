@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from lbbsp_core.cli.app import application
 from lbbsp_core.report.trace_events import trace_events, write_trace
-from lbbsp_core.runtime.record.events import EventLine
-from lbbsp_core.runtime.record.record import Run, Stop, read_run
+from lbbsp_core.runtime.record.events import EventLine, Stop
+from lbbsp_core.runtime.record.record import Run, read_run
 from lbbsp_core.runtime.record.writer import RunRecord
 
 NUMBER = (int, float)
