@@ -2,8 +2,8 @@ r"""Estimate of how long the slowest worker of each step would be busy with an e
 
 Worker i would need :math:`b_i (w_i(e) + \kappa_i) / (w_i(x_i) + \kappa_i)` seconds for the even
 batch :math:`e = X / N`, where :math:`\kappa_i` is the part of its time that does not depend on the
-batch. A run that has seen nearly one batch size says nothing about it, and no overhead promises
-twice what half an even batch does. The estimate is therefore a range.
+batch. A run that has seen nearly one batch size says nothing about it, and without an overhead even
+batches would take up to twice as long as with a large one. The estimate is therefore a range.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ BELIEVED: Final = 0.5
 _CLEAR: Final = 4.0
 """Standard errors from which on a slope counts as known."""
 
+_RELATED: Final = 0.3
+"""Correlation of the errors of consecutive steps from which on the speed counts as changing."""
+
 _ERRORS: Final = 2.0
 """Standard errors on both sides of a slope that is known: an interval of about 95 %."""
 
@@ -28,7 +31,8 @@ _ERRORS: Final = 2.0
 class Fit(NamedTuple):
     """Least squares of busy seconds by work, of one worker: means, and sums of squares about them.
 
-    Sums are updated by Welford's method, with scalar operations that round alike everywhere.
+    Sums are updated by Welford's method, with scalar operations that round alike everywhere. The
+    errors are those of each step by the fit of those before it.
     """
 
     steps: int = 0
@@ -37,26 +41,36 @@ class Fit(NamedTuple):
     work_squares: float = 0.0
     products: float = 0.0
     seconds_squares: float = 0.0
+    error: float = 0.0
+    error_squares: float = 0.0
+    error_products: float = 0.0
 
     def plus(self, work: float, seconds: float) -> Fit:
         """Returns the fit with a further step."""
         steps, more, longer = self.steps + 1, work - self.work, seconds - self.seconds
         mean, mean_seconds = self.work + more / steps, self.seconds + longer / steps
+        slope = self.products / self.work_squares if self.work_squares > 0 else 0.0
+        error = longer - slope * more
         return Fit(
             *(steps, mean, mean_seconds),
             self.work_squares + more * (work - mean),
             self.products + more * (seconds - mean_seconds),
             self.seconds_squares + longer * (seconds - mean_seconds),
+            error if self.steps else 0.0,
+            self.error_squares + error**2,  # the first one, a whole step, outweighs small ones
+            self.error_products + error * self.error,
         )
 
     def overheads(self) -> tuple[float, float] | None:
         """Returns the smallest and the largest overhead, in samples, by the slope's interval.
 
-        None if the slope is not clear: batches have hardly changed, or the speed has changed with
-        them. Balanced batches follow the speed, so that a slow worker's are small and take as long:
-        a fit then attributes to the overhead what the speed has done, and its slope vanishes.
+        None if the slope is not clear: batches have hardly changed, or the speed has, and with it
+        the batches. Those of a worker that has become slow are small and take as long, and a fit
+        attributes that to an overhead. The errors of consecutive steps then resemble each other.
         """
         if self.steps < 3 or self.work_squares <= 1e-6 * self.work**2 or self.products <= 0:
+            return None
+        if self.error_products > _RELATED * self.error_squares:
             return None
         slope = self.products / self.work_squares
         rest = max(self.seconds_squares - slope * self.products, 0.0)
@@ -71,9 +85,10 @@ class Fit(NamedTuple):
 class EvenBatches:
     """Estimates the busy time of the slowest worker with even batches, from below and above.
 
-    The overhead of each worker is between the ends of a `Fit` of all steps that count. Until that
-    is clear it is the one that the worker knows (by a profile or a checkpoint), or else between
-    none and half an even batch, the largest one that plans assume, too.
+    The overhead of each worker is between the ends of a `Fit` of all steps that count. While that
+    is not clear, it is between the one by which the worker forecasts, which starts from none and is
+    learned slowly, and half an even batch, the largest one that plans assume; or the one that it
+    knew at the start, by a profile or a checkpoint.
 
     Args:
         costs: Cost of each worker, by rank, of which the marginal work counts.
@@ -90,7 +105,6 @@ class EvenBatches:
         Args:
             line: Step, the next one.
             known: Overhead of each worker by its own forecast, in samples; 0 if it knows of none.
-                That before the first step counts.
         """
         self._known = self._known or tuple(known)
         even, least, most = sum(line.amounts) / len(line.amounts), 0.0, 0.0
@@ -101,7 +115,7 @@ class EvenBatches:
             )
             if not (line.short or rank in line.excluded) and here > 0 < busy:
                 self._fits[rank] = self._fits[rank].plus(here, busy)
-            assumed = self._known[rank], self._known[rank] or BELIEVED * even
+            assumed = known[rank], self._known[rank] or BELIEVED * even
             times = [
                 busy * (there + overhead) / (here + overhead) if here + overhead > 0 else busy
                 for overhead in self._fits[rank].overheads() or assumed

@@ -5,6 +5,7 @@ import pytest
 from report_runs import line
 
 from lbbsp_core import Affine, Balancer, Proportional
+from lbbsp_core.launch.contention import bursty
 from lbbsp_core.runtime.record.even_batches import BELIEVED, EvenBatches, Fit
 from lbbsp_core.runtime.record.figures import figures_of
 
@@ -12,10 +13,11 @@ X, SPEEDS = 192, (1.0, 1.0, 0.4)
 EVEN = X / len(SPEEDS)
 
 
-def recorded(lines, known=0.0):
+def recorded(lines, known=None):
     """Estimates of each step, and the lines with them."""
     batches = EvenBatches([Proportional()] * len(lines[0].sizes))
-    ranges = [batches.seconds(each, [known] * len(each.sizes)) for each in lines]
+    known = known or [[0.0] * len(lines[0].sizes)] * len(lines)
+    ranges = [batches.seconds(*each) for each in zip(lines, known, strict=True)]
     names = "even_seconds", "even_seconds_at_most"
     return ranges, [
         type(each)(**(vars(each) | dict(zip(names, ends, strict=True))))
@@ -65,13 +67,57 @@ def test_a_speed_that_changes_is_not_taken_for_an_overhead(overhead):
     assert figures.speedup <= 1.02 * gain <= 1.02**2 * figures.speedup_at_most
 
 
+def beside_neighbours(overhead, seed, phase, *, balanced, seconds=60.0):
+    """Steps of a minute on devices that bursty neighbours slow down, and the known overheads.
+
+    Their phases take `phase` seconds for each second of the schedule.
+    """
+    schedules = [bursty(rank, seed) for rank in range(3)]
+    ends = [np.cumsum([each.seconds * phase for each in phases]) for phases in schedules]
+    slowness = [[1 + len(each.demands) for each in phases] for phases in schedules]
+
+    def busy_seconds(rank, samples):
+        work, now = (samples + overhead) / SPEEDS[rank] * 6e-4, time
+        number = int(np.searchsorted(ends[rank], now, "right"))
+        while now + work * slowness[rank][number] > ends[rank][number]:
+            work -= (ends[rank][number] - now) / slowness[rank][number]
+            now, number = ends[rank][number], number + 1
+        return float(now + work * slowness[rank][number] - time)
+
+    team = [Balancer(rank=i, workers=3, global_batch_size=X, predictor="last") for i in range(3)]
+    time, lines, known = 0.0, [], []
+    while time < seconds:
+        sizes = team[0].sizes(len(lines)) if balanced else (64, 64, 64)
+        busy = [busy_seconds(rank, size) for rank, size in enumerate(sizes)]
+        if balanced:
+            messages = [own.report(each) for own, each in zip(team, busy, strict=True)]
+            for own in team:
+                own.receive(messages, max(busy))
+            known.append([1e3 * each.overhead_nanoseconds / each.picoseconds_per_sample
+                          for each in messages])  # fmt: skip
+        time += max(busy) + 0.01
+        lines.append(line(len(lines), sizes, busy, max(busy) + 0.01))
+    return lines, known
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("overhead", "phase"), [(0, 0.3), (0, 2.0), (16, 0.3), (16, 2.0)])
+def test_the_true_gain_beside_bursty_neighbours_is_inside(overhead, phase, seed):
+    """Batches follow the speeds there, which a fit would take for an overhead."""
+    lines, known = beside_neighbours(overhead, seed, phase, balanced=True)
+    gain = len(lines) / len(beside_neighbours(overhead, seed, phase, balanced=False)[0])
+    figures = figures_of(recorded(lines, known)[1])
+    assert figures.speedup <= 1.02 * gain <= 1.02**2 * figures.speedup_at_most
+    assert figures.speedup_at_most < 1.8 * figures.speedup
+
+
 def test_one_batch_size_shows_nothing_of_the_overhead():
     lines = [line(step, (80, 80, 32), (0.08, 0.08, 0.08), 0.09) for step in range(30)]
     half = BELIEVED * EVEN
     ends = 0.08 * (EVEN + half) / (32 + half), 0.08 * EVEN / 32
     assert recorded(lines)[0] == [pytest.approx(ends)] * 30
     exact = 0.08 * (EVEN + 8) / (32 + 8)
-    assert recorded(lines, known=8.0)[0] == [pytest.approx((exact, exact))] * 30
+    assert recorded(lines, [[8.0] * 3] * 30)[0] == [pytest.approx((exact, exact))] * 30
 
 
 def test_a_record_with_one_estimate_has_no_range():
