@@ -275,6 +275,17 @@ def _file_of(module: str, files: Collection[str]) -> str | None:
     return next((name for name in (module, module.rpartition(".")[0]) if name in files), None)
 
 
+def test_files_and_functions_are_short():
+    """Files up to 400 lines, functions up to 80 without their docstring."""
+    for source in sources():
+        assert len((ROOT / source.path).read_text("utf-8").splitlines()) <= 400, source.path
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                start = node.body[ast.get_docstring(node) is not None :][:1] or node.body
+                header = node.body[0].lineno - node.lineno
+                assert header + node.end_lineno - start[0].lineno < 80, source.at(node)
+
+
 def test_the_core_imports_no_framework_and_plugins_not_each_other():
     found = [
         str(found)
