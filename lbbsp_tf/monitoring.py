@@ -14,7 +14,6 @@ import tensorflow as tf
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_core.runtime.record.figures import (
     figures_of,
-    means_of_values,
     predicted_over_measured,
 )
 from lbbsp_core.runtime.record.record import StepLine, counted
@@ -34,7 +33,7 @@ class WorkerScalars:
     ``lbbsp/all`` has the figures of `lbbsp_core.runtime.record.figures` and ``plan_changes``. A
     point is written after ``update_freq`` steps, and after each epoch; it is over the regular steps
     since the last one, or over all if none is regular: their mean, the ratio of their sums, or the
-    number of changed plans. It is at the last global step.
+    number of changed plans; extensions' values are the latest. It is at the last global step.
 
     Summaries are written by TensorFlow itself, since ``tf.summary.scalar`` needs the package
     ``tensorboard``.
@@ -126,4 +125,4 @@ def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:
     }
     if (ratio := predicted_over_measured(lines, rank)) is not None:
         scalars["predicted_over_measured"] = ratio
-    return {**scalars, **means_of_values(lines, rank)}
+    return {**scalars, **lines[-1].values_of(rank)}

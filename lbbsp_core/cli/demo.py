@@ -135,7 +135,7 @@ def _table(figures: Summary) -> Table:
         ("held-out accuracy", "accuracy", partial(percent, digits=2)),
     ]
     for name, key, form in rows:
-        table.add_row(name, form(bsp[key]), form(lbbsp[key]))
+        table.add_row(name, *(form(run[key]) for run in (bsp, lbbsp)))
     table.caption = _EXPLANATION
     table.caption_justify = "left"
     table.add_section()

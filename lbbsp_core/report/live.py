@@ -20,7 +20,6 @@ from lbbsp_core.runtime.record.figures import (
     Figures,
     StepTimes,
     TimesSoFar,
-    means_of_values,
     predicted_over_measured,
     total,
 )
@@ -50,7 +49,7 @@ class WorkerView:
     # samples per second (or work) in terms of those of the fastest worker; None if unknown
     speed: float | None = None
     causes: tuple[str, ...] = ()  # why it is slower than the fastest one, as far as drivers show it
-    # means of what extensions of the session have recorded, by name
+    # what extensions of the session have recorded of its last step, by name
     values: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -237,16 +236,17 @@ class LiveRun:
             )
         if not steps:
             return worker if header.sync is None else replace(worker, pushes=0)
+        last = self.last_step or steps[-1]
         busy = sum(line.busy_seconds[rank] for line in steps)
         waited = max(times.slowest - busy, 0.0)
         return replace(
             worker,
-            batch_size=None if self.last_step is None else self.last_step.sizes[rank],
+            batch_size=last.sizes[rank],
             busy_seconds=busy / len(steps),
             waiting_seconds=waited / len(steps),
             waiting=waited / times.seconds if times.seconds > 0 else 0.0,
             prediction=predicted_over_measured(steps, rank),
-            values={one_line(n): x for n, x in means_of_values(steps, rank).items()},
+            values={one_line(name): x for name, x in last.values_of(rank).items()},
         )
 
 

@@ -89,7 +89,8 @@ class StepExtension:
             messages: Whole messages by rank, such as with the busy times.
 
         Returns:
-            The line with what this extension records, such as an entry of `values`.
+            The line with what this extension records, such as an entry of `values`: a number of
+            each worker, or None. Reports show those of all steps, other views the latest.
         """
         return line
 

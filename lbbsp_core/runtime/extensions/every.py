@@ -24,4 +24,4 @@ EXTENSIONS: Final[tuple[type[StepExtension], ...]] = (
     Recording,
     Metrics,
 )
-"""In the order of their integers in the message of a step."""
+"""In the order of their integers in the message, and in which they get the line of a step."""

@@ -152,9 +152,9 @@ def metrics_text(run: str, header: RunHeader, line: StepLine, figures: Figures) 
             ("lbbsp_predicted_seconds", line.predicted_seconds[rank]),
         ):
             series.setdefault(name, []).append((labels, value))
-        for name, values in line.values.items():
-            recorded = series.setdefault("lbbsp_extension_value", [])
-            recorded.append(({**labels, "name": name}, values[rank]))
+        for name, recorded in line.values_of(rank).items():
+            point = {**labels, "name": name}, recorded
+            series.setdefault("lbbsp_extension_value", []).append(point)
     return "".join(text for name, values in series.items() for text in _metric(name, values))
 
 

@@ -24,7 +24,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from functools import reduce
-from statistics import fmean
 from typing import Final, NamedTuple
 
 from lbbsp_core.cost import Proportional
@@ -170,16 +169,6 @@ def predicted_over_measured(lines: Iterable[StepLine], rank: int) -> float | Non
     known = [(predicted, busy) for predicted, busy in pairs if predicted is not None]
     measured = sum(busy for _, busy in known)
     return sum(predicted for predicted, _ in known) / measured if measured > 0 else None
-
-
-def means_of_values(lines: Iterable[StepLine], rank: int) -> dict[str, float]:
-    """Returns means over steps of what extensions have recorded of a worker, by name."""
-    known: dict[str, list[float]] = {}
-    for line in lines:
-        for name, values in line.values.items():
-            if (value := values[rank]) is not None:
-                known.setdefault(name, []).append(value)
-    return {name: fmean(values) for name, values in known.items()}
 
 
 class TimesSoFar:

@@ -95,7 +95,8 @@ class StepLine:
         even_seconds: Estimate of the slowest worker's busy time with even batches, at least, see
             `lbbsp_core.runtime.record.even_batches`; None if not estimated.
         even_seconds_at_most: The same, at most.
-        excluded: Ranks whose measurement was excluded from learning.
+        excluded: Ranks whose measurement was excluded from learning: all of them in the first step
+            of an epoch, one alone in its first step with a batch size.
         short: True if the step has fewer samples than the global batch size.
         drivers: Driving factors of each worker known before the step started, by name; None where
             a worker does not have one. Empty if none were known, as before the first step.
@@ -126,6 +127,11 @@ class StepLine:
     def amounts(self) -> tuple[float, ...]:
         """Work of each worker, or its samples where the work was not known."""
         return self.work or self.sizes
+
+    def values_of(self, rank: int) -> dict[str, float]:
+        """Returns what extensions have recorded of a worker, by name, where it has a value."""
+        known = {name: values[rank] for name, values in self.values.items()}
+        return {name: value for name, value in known.items() if value is not None}
 
     @property
     def is_regular(self) -> bool:
