@@ -150,7 +150,8 @@ def _await_start(run: LiveRun, err: Console, limit: float | None, interval: floa
         if limit is not None and waited >= limit:
             raise ValueError(
                 f"{run.path} must be the record of a run that has started, got none in {limit:g} "
-                "s: pass the folder given to lbbsp launch --run-dir or to record="
+                "s: pass the folder given to lbbsp launch --run-dir or to record=, and "
+                "--timeout 120 if it is only starting"
             )
         time.sleep(interval if limit is None else min(interval, limit - waited))
 

@@ -19,6 +19,8 @@ from lbbsp_core.launch.hosts import bind_error, is_loopback
 RESOLVE_SECONDS: Final = 10.0
 """Time for which answers of the name service are waited for."""
 
+_START_WATCH: Final = "_start_watch.py"
+
 Numbers: TypeAlias = "list[str] | str"
 """IP numbers of a host, or a text that says why it has none."""
 
@@ -77,20 +79,28 @@ def check_port(
         return
     reason, remedy = f"cannot be opened: {os.strerror(errors[0])}", "choose another port in "
     if errno.EADDRINUSE in errors:
-        reason = f"is used by {user_of(port)}"
+        user = user_of(port)
+        if user is None:
+            return
+        reason = f"is used by {user}"
         remedy = f"end it (`ss -ltnp 'sport = :{port}'`), or {remedy}"
     elif errno.EACCES in errors:
         reason, remedy = "may not be opened by this user", "choose a port above 1023 in "
     yield problem(check, f"port {port} {reason}", remedy + where)
 
 
-def user_of(port: int) -> str:
-    """Returns which process listens on a port, as far as this user may know."""
+def user_of(port: int) -> str | None:
+    """Returns which process listens on a port, as far as this user may know.
+
+    None if it only waits on behalf of a worker that has not started, and yields to that worker.
+    """
     with suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
             listens = each.status == psutil.CONN_LISTEN
             if listens and each.laddr and each.laddr.port == port and each.pid:
-                return f"process {each.pid} ({psutil.Process(each.pid).name()})"
+                process = psutil.Process(each.pid)
+                yields = any(word.endswith(_START_WATCH) for word in process.cmdline())
+                return None if yields else f"process {each.pid} ({process.name()})"
     return "another process"
 
 

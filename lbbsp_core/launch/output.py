@@ -24,6 +24,7 @@ class Output:
     ) -> None:
         self._show, self._ranks, self._folder, self._attempt = show, ranks, folder, attempt
         self._files = ExitStack()
+        self._lacks = False
 
     def of(self, name: str, rank: int | None) -> child.Output:
         """Returns where the lines of a process go; only workers have a rank."""
@@ -32,7 +33,7 @@ class Output:
 
         def take(index: int, line: str) -> None:
             if file is not None:
-                _write(file, line)
+                self._write(file, line)
             if shown:
                 self._show(index, line)
 
@@ -49,13 +50,17 @@ class Output:
         path = self._folder / f"{name.replace(' ', '-')}.log"
         file = self._files.enter_context(path.open("ab", buffering=0))
         now = time.strftime("%Y-%m-%d %H:%M:%S%z")
-        _write(file, f"--- {now}: {name}, attempt {self._attempt + 1} ---")
+        self._write(file, f"--- {now}: {name}, attempt {self._attempt + 1} ---")
         return file
 
-
-def _write(file: BinaryIO, line: str) -> None:
-    with suppress(OSError, ValueError):  # a full disk ends no training
-        file.write(f"{line}\n".encode(errors="backslashreplace"))
+    def _write(self, file: BinaryIO, line: str) -> None:
+        try:
+            with suppress(ValueError):  # it is closed: the attempt has ended
+                file.write(f"{line}\n".encode(errors="backslashreplace"))
+        except OSError as error:  # a full disk ends no training
+            if not self._lacks:
+                notify(f"{file.name} lacks lines ({error.strerror}); others may, too")
+            self._lacks = True
 
 
 def print_line(rank: int, line: str) -> None:

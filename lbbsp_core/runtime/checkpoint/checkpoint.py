@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
@@ -104,7 +105,15 @@ def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
     }
     header = {"checksum": _checksum(content, arrays), **content}
     text = np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)
-    write_whole(path, lambda file: np.savez(file, **{_HEADER: text, **arrays}), durable=True)
+    write_whole(path, partial(_save_arrays, {_HEADER: text, **arrays}), durable=True)
+
+
+def _save_arrays(arrays: Arrays, file: BinaryIO) -> None:
+    """Writes arrays as `numpy.savez` does, which after an error leaves the archive open."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.save(member, array, allow_pickle=False)
 
 
 def newest_checkpoint(folder: str | Path) -> Checkpoint | None:

@@ -34,6 +34,7 @@ _WINDOW: Final = f"over the last {RECENT} regular steps"
 _HELP: Final = {
     "lbbsp_start_timestamp_seconds": "Unix time of the last start of the run.",
     "lbbsp_last_step_timestamp_seconds": "Unix time at the end of the last step.",
+    "lbbsp_end_timestamp_seconds": "Unix time at which the process of worker 0 ended.",
     "lbbsp_workers": "Number of workers.",
     "lbbsp_global_batch_size": "Samples of a full step over all workers.",
     "lbbsp_step": "Number of the last global step.",
@@ -63,8 +64,8 @@ class Metrics(StepExtension):
     """
 
     _header: RunHeader | None = None
-    _latest: tuple[StepLine, Figures] | None = None
-    _written: tuple[StepLine, Figures] | None = None
+    _latest: tuple[StepLine, Figures, float | None] | None = None  # and when the process ended
+    _written: tuple[StepLine, Figures, float | None] | None = None
     _written_at: float | None = None
     _writing: Future[None] | None = None
     _warned = False
@@ -81,12 +82,12 @@ class Metrics(StepExtension):
         if self._path is not None and self.session.rank == 0 and self._header is None:
             self._header = header()
             self.session.observers.append(self.add)
-            before_end(self.flush)
+            before_end(self._end)
 
     def add(self, line: StepLine) -> None:
         """Takes a step, and starts to write if the last write is some seconds ago."""
         self._figures.add(line)
-        self._latest = line, self._figures.recent
+        self._latest = line, self._figures.recent, None
         _newest[self._path] = self
         now = self._clock()
         is_due = self._written_at is None or now - self._written_at >= SECONDS
@@ -105,6 +106,11 @@ class Metrics(StepExtension):
             return
         self._writing = self._thread.start(self._write)
         self._is_idle()
+
+    def _end(self) -> None:
+        if self._latest is not None:
+            self._latest = (*self._latest[:2], time.time())
+        self.flush()
 
     def _is_idle(self) -> bool:
         """Waits a moment for a running write, and returns whether there is none any more."""
@@ -129,13 +135,16 @@ class Metrics(StepExtension):
             self._warned = True
 
 
-def metrics_text(run: str, header: RunHeader, line: StepLine, figures: Figures) -> str:
+def metrics_text(
+    run: str, header: RunHeader, line: StepLine, figures: Figures, ended: float | None = None
+) -> str:
     """Returns the metrics of a run after a step, in Prometheus' text format."""
     of_run = {"run": run}
     slowest = max(line.busy_seconds)
     series: dict[str, list[tuple[Mapping[str, str], float | None]]] = {
         "lbbsp_start_timestamp_seconds": [(of_run, header.started)],
         "lbbsp_last_step_timestamp_seconds": [(of_run, line.time)],
+        "lbbsp_end_timestamp_seconds": [(of_run, ended)],
         "lbbsp_workers": [(of_run, header.workers)],
         "lbbsp_global_batch_size": [(of_run, header.global_batch_size)],
         "lbbsp_step": [(of_run, line.step)],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import signal
+import stat
 import threading
 import time
 from pathlib import Path
@@ -28,8 +30,8 @@ class RunRecord:
     """Appends lines to ``run.jsonl``; the file is complete after every line.
 
     A thread writes them, which may stall without the training. An existing record is continued with
-    a new header. A record that cannot be written, or takes nothing for some seconds, is reported
-    once, in a warning, and never stops the training.
+    a new header, unless another process still writes to it. A record that cannot be written, or
+    takes nothing for some seconds, is reported once, in a warning, and never stops the training.
 
     Args:
         path: File to append to. Its folder is created.
@@ -108,7 +110,15 @@ class RunRecord:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(self.path, flags, 0o666)
-        size = os.fstat(descriptor).st_size
+        size, kind = os.fstat(descriptor).st_size, os.fstat(descriptor).st_mode
+        try:  # of this process: children that were forked, and outlive it, do not have the lock
+            if stat.S_ISREG(kind):
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            os.close(descriptor)
+            raise ValueError("another job writes to it: give each a folder of its own") from None
+        except OSError as error:  # a file system without locks
+            logger.debug("%s cannot be locked: %s", self.path, error)
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             os.write(descriptor, b"\n")
         return descriptor

@@ -183,6 +183,16 @@ def test_demo_writes_figures_records_and_a_picture(monkeypatch, tmp_path, comple
     assert f"open{folder / 'report.html'}" in "".join(result.output.split())
 
 
+@pytest.mark.parametrize(("slow", "said"), [(0.012, True), (0.03, False)])
+def test_demo_says_when_its_workers_were_hardly_unequal(
+    monkeypatch, tmp_path, complete, slow, said
+):
+    monkeypatch.setattr(comparison, "launch", pretend([0.01, slow]))
+    result = run("demo", "--workers", 2, "--speeds", "1,0.33", "--steps", 20, "--run-dir", tmp_path)
+    text = "only 1.2 times as long as the fastest one, though 3.0 times were emulated"
+    assert (text in " ".join(result.output.split())) == said
+
+
 def test_demo_fails_as_its_workers_do(monkeypatch, tmp_path, complete):
     monkeypatch.setattr(comparison, "launch", pretend([], status=137))
     stale = tmp_path / "bsp" / "run.jsonl"

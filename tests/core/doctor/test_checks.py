@@ -2,7 +2,9 @@
 
 import errno
 import json
+import re
 import socket
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -328,6 +330,19 @@ def network(monkeypatch):
 def of_addresses(network, index=0):
     cluster = tf_cluster(config({"worker": ["a:1111", "b:2222"]}, index=index))
     return list(check_addresses(cluster, network.resolve))
+
+
+def test_who_listens_on_a_port(tmp_path):
+    """A process that waits for others on behalf of a worker yields the port to that worker."""
+    code = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1]); "
+    for name, expected in (("worker.py", r"process \d+ \(.*\)"), ("_start_watch.py", None)):
+        script = tmp_path / name
+        script.write_text(code + "import sys; sys.stdout.flush(); sys.stdin.read()")
+        command = [sys.executable, str(script)]
+        with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
+            user = addresses.user_of(int(process.stdout.readline()))
+            process.communicate("")
+        assert user is None if expected is None else re.fullmatch(expected, user)
 
 
 def test_addresses_that_are_right(network):

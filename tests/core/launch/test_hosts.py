@@ -231,7 +231,7 @@ def test_lines_go_to_the_files_of_all_and_the_screen_of_some(tmp_path):
     assert second.endswith("attempt 2 ---")
 
 
-def test_a_full_disk_ends_no_job(tmp_path):
+def test_a_full_disk_ends_no_job(tmp_path, capsys):
     shown = []
     (tmp_path / "worker-0.log").symlink_to("/dev/full")
     with pytest.MonkeyPatch.context() as patch:
@@ -239,6 +239,8 @@ def test_a_full_disk_ends_no_job(tmp_path):
         take = Output(lambda *line: shown.append(line), None, tmp_path, 0).of("worker 0", 0)
     take(0, "line")
     assert shown == [(0, "line")]
+    lacking = f"lbbsp launch: {tmp_path / 'worker-0.log'} lacks lines (No space left on device)"
+    assert capsys.readouterr().err.count(lacking) == 1
 
 
 def test_the_variables_of_a_host_are_those_of_frameworks_and_libraries():

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import zipfile
 from itertools import count
@@ -286,6 +287,20 @@ def _write_and_die(folder, written, number):
         write_checkpoint(folder, written)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_nothing_is_left_open_when_the_disk_is_full(tmp_path):
+    """`numpy.savez` leaves its archive open, which then complains on standard error."""
+    (tmp_path / "full").symlink_to("/dev/full")
+    code = (
+        "import sys, numpy; from lbbsp_core.runtime.checkpoint import checkpoint\n"
+        "try:\n checkpoint.write_whole(sys.argv[1], lambda file: checkpoint._save_arrays("
+        "{'a': numpy.ones(9999), 'b': numpy.ones(9)}, file))\n"
+        "except OSError as error:\n print(error.strerror)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "full")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("No space left on device\n", "")
 
 
 def _write_and_fail(folder, written, number):

@@ -127,6 +127,9 @@ def test_the_file_is_written_every_few_seconds_and_at_the_end(tmp_path):
     metrics.add(last)
     metrics.flush()
     assert step_in(path) == 3
+    assert "lbbsp_end_timestamp_seconds" not in path.read_text("utf-8")
+    metrics._end()
+    assert "lbbsp_end_timestamp_seconds" in path.read_text("utf-8")
     found = parse(path.read_text("utf-8"))
     for name, value in figures_of([*[LINE] * 3, last])._asdict().items():
         assert found[f"lbbsp_{name}_ratio", None, None] == pytest.approx(value)

@@ -319,6 +319,24 @@ def test_a_disk_that_fills_up_leaves_the_lines_before(
     assert [line.step for line in read_run(tmp_path).steps] == [0]
 
 
+def test_a_record_that_another_job_still_writes_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = RunRecord(tmp_path / "run.jsonl", HEADER)
+    if (child := os.fork()) == 0:
+        second = RunRecord(tmp_path / "run.jsonl", HEADER)
+        second.write(STEP)
+        os._exit(len(caplog.messages))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    same_process = RunRecord(tmp_path / "run.jsonl", HEADER)  # another model, after the first one
+    first.write(STEP)
+    same_process.close()
+    first.close()
+    run = read_run(tmp_path)
+    assert (run.starts, len(run.steps)) == (2, 1)
+    assert not caplog.messages
+
+
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, data[:5]))
