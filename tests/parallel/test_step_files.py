@@ -11,6 +11,13 @@ ROOMS = ("cost", "policy", "predict", "reserve", "resources")
 """Rooms of lbbsp_core of which the files in a step follow from options and measurements."""
 
 
+def expanded(text):
+    """Names of files, such as ``["a/b.py", "a/c.py"]`` for ``"a/{b,c}.py"``."""
+    head, _, rest = text.partition("{")
+    inner, _, tail = rest.partition("}")
+    return [head + name + tail for name in inner.split(",")]
+
+
 def documented(plugin):
     """What the tables of the design name in the columns of lbbsp_core and of a plugin."""
     named = set()
@@ -21,7 +28,8 @@ def documented(plugin):
         for place, title in enumerate(header):
             folder = title.strip("`")
             if folder in ("lbbsp_core/", f"{plugin}/"):
-                names = re.findall("`(.*?)`", " ".join(row[place] for row in rows))
+                texts = re.findall("`(.*?)`", " ".join(row[place] for row in rows))
+                names = [name for text in texts for name in expanded(text)]
                 named |= {name if name.startswith("lbbsp") else folder + name for name in names}
     return named
 
