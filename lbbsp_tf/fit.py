@@ -40,7 +40,8 @@ class BalancedFit(keras.callbacks.Callback):
         self._session = training.sessions.leader
         self._checkpoints = checkpoints
         self._adds_figures = logs and self.active
-        self._figures = self._session.extensions[StepFigures].running
+        step_figures = self._session.extensions[StepFigures]
+        step_figures.wanted, self._figures = self._adds_figures, step_figures.running
         self._scalars = WorkerScalars(self._session)
         self._train_functions: dict[PartsOfStep | None, Callable[..., Nest]] = {}
         self._traced_for: tuple[object, ...] = ()

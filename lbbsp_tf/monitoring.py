@@ -116,6 +116,7 @@ class WorkerScalars:
 
 def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:
     """Returns means over steps of a worker, by name: over the regular ones, if there are any."""
+    recorded = {name: x for line in lines for name, x in line.values_of(rank).items()}
     lines = counted(lines)
     busy = [line.busy_seconds[rank] for line in lines]
     scalars = {
@@ -125,4 +126,4 @@ def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:
     }
     if (ratio := predicted_over_measured(lines, rank)) is not None:
         scalars["predicted_over_measured"] = ratio
-    return {**scalars, **lines[-1].values_of(rank)}
+    return {**scalars, **recorded}

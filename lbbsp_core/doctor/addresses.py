@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import psutil
 
-from lbbsp_core.doctor.finding import Finding, problem
+from lbbsp_core.doctor.finding import Finding, note, problem
 from lbbsp_core.launch.hosts import bind_error, is_loopback
 
 RESOLVE_SECONDS: Final = 10.0
@@ -79,20 +79,22 @@ def check_port(
         return
     reason, remedy = f"cannot be opened: {os.strerror(errors[0])}", "choose another port in "
     if errno.EADDRINUSE in errors:
-        user = user_of(port)
-        if user is None:
-            return
+        user, yields = user_of(port)
         reason = f"is used by {user}"
+        if yields:
+            text = f"port {port} {reason}, which waits there for a worker of a job that has ended"
+            yield note(check, text, "if that is another job, wait ten minutes, or end it")
+            return
         remedy = f"end it (`ss -ltnp 'sport = :{port}'`), or {remedy}"
     elif errno.EACCES in errors:
         reason, remedy = "may not be opened by this user", "choose a port above 1023 in "
     yield problem(check, f"port {port} {reason}", remedy + where)
 
 
-def user_of(port: int) -> str | None:
+def user_of(port: int) -> tuple[str, bool]:
     """Returns which process listens on a port, as far as this user may know.
 
-    None if it only waits on behalf of a worker that has not started, and yields to that worker.
+    And whether it only waits on behalf of a worker of lbbsp, and yields to one that starts.
     """
     with suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
@@ -100,8 +102,8 @@ def user_of(port: int) -> str | None:
             if listens and each.laddr and each.laddr.port == port and each.pid:
                 process = psutil.Process(each.pid)
                 yields = any(word.endswith(_START_WATCH) for word in process.cmdline())
-                return None if yields else f"process {each.pid} ({process.name()})"
-    return "another process"
+                return f"process {each.pid} ({process.name()})", yields
+    return "another process", False
 
 
 def no_route(number: str) -> str:

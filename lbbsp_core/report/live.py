@@ -186,6 +186,7 @@ class LiveRun:
                 self._end, self._last_time = line.event, line.time
         elif isinstance(line, StepLine):
             self._so_far.add(line)
+            self._end = None  # was that of another job which was started on the same record
             if self._steps and not self._steps[-1].is_regular:
                 self._steps.clear()  # an irregular step counts only until there is another one
             if line.is_regular or not self._steps:

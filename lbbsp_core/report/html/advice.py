@@ -151,7 +151,7 @@ def short_steps(report: RunReport) -> Iterator[Advice]:
         yield Advice(
             "short-steps",
             f"Steps take {duration(seconds)}: what each step costs besides its samples "
-            " (Python, the exchange, the all-reduce) counts, and timings are noisy. Raise "
+            "(Python, the exchange, the all-reduce) counts, and timings are noisy. Raise "
             "the global batch size.",
         )
 

@@ -126,10 +126,10 @@ class RunReport:
                 f"Not balanced, {name}: {waited}. With balanced batches a step would be up to "
                 f"{times(self.gain)} as fast."
             )
-        speedup = self.figures.speedup
-        word = "Partly balanced" if speedup > 1 + SAME else "Unbalanced"
+        least, most = self.figures.speedup, self.figures.speedup_at_most
+        word = "Partly balanced" if most > 1 + SAME else "Unbalanced"
         word = "Balanced" if self.waiting <= BALANCED else word
-        beside = compared("plain BSP would have been", speedup, self.figures.speedup_at_most)
+        beside = compared("plain BSP would have been", least, most)
         return f"{word}: {beside}, by estimate; {waited}."
 
     def to_json(self) -> dict[str, object]:

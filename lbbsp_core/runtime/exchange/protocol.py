@@ -159,12 +159,15 @@ class PeerInfo:
         max_batch: Largest batch that fits in the worker's memory; None if unknown.
         granularity: Samples of which batches are multiples, for the worker's device.
         shows_memory: Whether the memory in use of its device bounds its batch.
+        overhead: Overhead of the worker's prior cost in samples, such as of a profile; 0 without
+            one.
     """
 
     segments: tuple[Segment, ...]
     max_batch: int | None = None
     granularity: int = 1
     shows_memory: bool = False
+    overhead: float = 0.0
 
     def pack(self) -> list[int]:
         """Packs the facts into integers."""
@@ -173,16 +176,18 @@ class PeerInfo:
             (x, round(work * 1e6), int(slope * _MILLION)) for x, work, slope in self.segments
         ]
         body = [number for piece in numbers for number in piece]
-        facts = [self.max_batch or 0, self.granularity, int(self.shows_memory)]
+        overhead = round(self.overhead * 1e6)
+        facts = [self.max_batch or 0, self.granularity, int(self.shows_memory), overhead]
         return [*facts, *body]
 
     @staticmethod
     def unpack(row: Sequence[int]) -> PeerInfo:
         """Unpacks a row; the inverse of `pack`."""
-        max_batch, granularity, shows_memory, *body = row
+        max_batch, granularity, shows_memory, overhead, *body = row
         triples = zip(body[::3], body[1::3], body[2::3], strict=True)
         segments = tuple((start, work / 1e6, slope / 1e6) for start, work, slope in triples)
-        return PeerInfo(segments, max_batch or None, granularity, bool(shows_memory))
+        facts = max_batch or None, granularity, bool(shows_memory), overhead / 1e6
+        return PeerInfo(segments, *facts)
 
 
 LINE: tuple[Segment, ...] = ((0, 0.0, 1.0),)

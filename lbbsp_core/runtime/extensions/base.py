@@ -7,8 +7,11 @@ A feature is a subclass of `StepExtension` in a file of its own, and an entry in
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import chain
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Json
@@ -90,7 +93,8 @@ class StepExtension:
 
         Returns:
             The line with what this extension records, such as an entry of `values`: a number of
-            each worker, or None. Reports show those of all steps, other views the latest.
+            each worker, or None. Reports show those of all steps, TensorBoard the latest, other
+            views those of the last step.
         """
         return line
 
@@ -165,6 +169,12 @@ class Extensions:
         for extension, place in self._receivers:
             extra = [message.extra[place] for message in messages]
             line = extension.received(line, extra, messages)
+        if any(map(_is_not_finite, chain.from_iterable(line.values.values()))):  # is no JSON
+            values = {
+                name: tuple(None if _is_not_finite(each) else each for each in recorded)
+                for name, recorded in line.values.items()
+            }
+            line = replace(line, values=values)
         for observer in self._session.observers:
             observer(line)
 
@@ -185,3 +195,7 @@ class Extensions:
                 logger.info("%s", text)
             each.flush()
             each.close()
+
+
+def _is_not_finite(value: float | None) -> bool:
+    return value is not None and not math.isfinite(value)

@@ -19,7 +19,7 @@ from lbbsp_core.files import write_whole
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
 from lbbsp_core.runtime.record.figures import RECENT, Figures, RunningFigures
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
-from lbbsp_core.runtime.reliability.exit import before_end
+from lbbsp_core.runtime.reliability.exit import before_end, exit_status
 from lbbsp_core.runtime.reliability.liveness import BackgroundThread
 
 logger = logging.getLogger("lbbsp.metrics")
@@ -34,7 +34,7 @@ _WINDOW: Final = f"over the last {RECENT} regular steps"
 _HELP: Final = {
     "lbbsp_start_timestamp_seconds": "Unix time of the last start of the run.",
     "lbbsp_last_step_timestamp_seconds": "Unix time at the end of the last step.",
-    "lbbsp_end_timestamp_seconds": "Unix time at which the process of worker 0 ended.",
+    "lbbsp_end_timestamp_seconds": "Unix time at which the process of worker 0 ended well.",
     "lbbsp_workers": "Number of workers.",
     "lbbsp_global_batch_size": "Samples of a full step over all workers.",
     "lbbsp_step": "Number of the last global step.",
@@ -108,7 +108,7 @@ class Metrics(StepExtension):
         self._is_idle()
 
     def _end(self) -> None:
-        if self._latest is not None:
+        if self._latest is not None and exit_status() == 0:
             self._latest = (*self._latest[:2], time.time())
         self.flush()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lbbsp_core.cost import PiecewiseCost
@@ -10,7 +10,7 @@ from lbbsp_core.runtime.exchange.protocol import PeerInfo, StepMessage, pack, un
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
 from lbbsp_core.runtime.record.even_batches import EvenBatches
 from lbbsp_core.runtime.record.figures import RunningFigures
-from lbbsp_core.runtime.record.record import StepLine
+from lbbsp_core.runtime.record.record import RunHeader, StepLine
 
 
 class StepFigures(StepExtension):
@@ -18,15 +18,28 @@ class StepFigures(StepExtension):
 
     A step ends when its barrier is left, after its messages were exchanged. Its time, by the clock
     of worker 0, is therefore in the next message.
+
+    Attributes:
+        running: Figures of the recent steps and of an epoch.
+        wanted: Whether somebody reads `running`. Steps that are observed have their estimate, too.
     """
 
     width = 2
 
+    wanted = False
+
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.running = RunningFigures()
+        self._peers: Sequence[PeerInfo] = ()
         self._even: EvenBatches | None = None
         self._last: StepLine | None = None
+
+    def started(self, header: Callable[[], RunHeader]) -> None:
+        """Keeps what was learned of the same workers in an earlier training."""
+        peers = self.session.balancer.bounds.situation.peers
+        if peers != self._peers:
+            self._peers, self._even = peers, None
 
     def offer(self) -> Sequence[int]:
         """Returns the time of the last step, in nanoseconds."""
@@ -40,9 +53,14 @@ class StepFigures(StepExtension):
         if self._last is not None:
             (nanoseconds,) = unpack(extra[0])
             self.running.add(replace(self._last, wall_seconds=nanoseconds / 1e9))
+            self._last = None
+        if not (self.wanted or self.session.observers):
+            return line
         if self._even is None:
-            infos = [PeerInfo.unpack(peer.static_info) for peer in self.session.peers or ()]
-            self._even = EvenBatches([PiecewiseCost(info.segments) for info in infos])
+            self._even = EvenBatches(
+                [PiecewiseCost(peer.segments) for peer in self._peers],
+                [peer.overhead for peer in self._peers],
+            )
         known = [
             1e3 * message.overhead_nanoseconds / max(message.picoseconds_per_sample, 1)
             for message in messages
@@ -52,5 +70,5 @@ class StepFigures(StepExtension):
         return self._last
 
     def close(self) -> None:
-        """Forgets the shapes of the workers' costs, which the next training compares again."""
-        self._even, self._last = None, None
+        """Forgets the last step, which the next training does not continue."""
+        self._last = None

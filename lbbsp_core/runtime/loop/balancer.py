@@ -198,6 +198,7 @@ class Balancer:
             prior.limits().maximum if isinstance(prior, Profile) else None,
             here.granularity,
             here.shows_memory,
+            float(prior.effective_samples(0)),
         ).pack()
 
     def set_peers(self, peer_info: Sequence[Sequence[int]], *, are_drawn: bool = False) -> None:

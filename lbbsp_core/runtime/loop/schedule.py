@@ -155,6 +155,7 @@ class Schedule:
             latest = self._plan(*self.latest_plan)
             self.step = step
             self._plans = dict.fromkeys(range(step, step + self.lag), latest)
+            self.reserves = {at: kept for at, kept in self.reserves.items() if at >= step}
 
     @property
     def ends_epoch(self) -> bool:

@@ -87,17 +87,19 @@ class EvenBatches:
 
     The overhead of each worker is between the ends of a `Fit` of all steps that count. While that
     is not clear, it is between the one by which the worker forecasts, which starts from none and is
-    learned slowly, and half an even batch, the largest one that plans assume; or the one that it
-    knew at the start, by a profile or a checkpoint.
+    learned slowly, and half an even batch, the largest one that plans assume; or the one that was
+    given, by a profile.
 
     Args:
         costs: Cost of each worker, by rank, of which the marginal work counts.
+        given: Overhead of each worker in samples that was given; 0: none.
     """
 
-    def __init__(self, costs: Sequence[Cost]) -> None:
-        self._costs = costs
+    def __init__(self, costs: Sequence[Cost], given: Sequence[float] = ()) -> None:
+        self._costs, self._given = costs, given or (0.0,) * len(costs)
         self._fits = [Fit()] * len(costs)
-        self._known: Sequence[float] = ()
+        self._even = 0.0
+        self._there: list[float] = []  # work of an even batch, by rank
 
     def seconds(self, line: StepLine, known: Sequence[float]) -> tuple[float, float]:
         """Learns from a step, and returns the smallest and the largest estimate for it.
@@ -106,19 +108,23 @@ class EvenBatches:
             line: Step, the next one.
             known: Overhead of each worker by its own forecast, in samples; 0 if it knows of none.
         """
-        self._known = self._known or tuple(known)
         even, least, most = sum(line.amounts) / len(line.amounts), 0.0, 0.0
+        if even != self._even:
+            self._even = even
+            self._there = [_marginal(cost, even) for cost in self._costs]
         for rank, cost in enumerate(self._costs):
-            empty, busy = float(cost.effective_samples(0)), line.busy_seconds[rank]
-            here, there = (
-                float(cost.effective_samples(x)) - empty for x in (line.amounts[rank], even)
-            )
+            busy, there = line.busy_seconds[rank], self._there[rank]
+            here = _marginal(cost, line.amounts[rank])
             if not (line.short or rank in line.excluded) and here > 0 < busy:
                 self._fits[rank] = self._fits[rank].plus(here, busy)
-            assumed = known[rank], self._known[rank] or BELIEVED * even
+            assumed = known[rank], self._given[rank] or BELIEVED * even
             times = [
                 busy * (there + overhead) / (here + overhead) if here + overhead > 0 else busy
                 for overhead in self._fits[rank].overheads() or assumed
             ]
             least, most = max(least, min(times)), max(most, max(times))
         return least, most
+
+
+def _marginal(cost: Cost, work: float) -> float:
+    return float(cost.effective_samples(work)) - float(cost.effective_samples(0))

@@ -30,8 +30,9 @@ class RunRecord:
     """Appends lines to ``run.jsonl``; the file is complete after every line.
 
     A thread writes them, which may stall without the training. An existing record is continued with
-    a new header, unless another process still writes to it. A record that cannot be written, or
-    takes nothing for some seconds, is reported once, in a warning, and never stops the training.
+    a new header; a warning says if another process may still write to it. A record that cannot be
+    written, or takes nothing for some seconds, is reported once, in a warning, and never stops the
+    training.
 
     Args:
         path: File to append to. Its folder is created.
@@ -115,8 +116,11 @@ class RunRecord:
             if stat.S_ISREG(kind):
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            os.close(descriptor)
-            raise ValueError("another job writes to it: give each a folder of its own") from None
+            logger.warning(
+                "another process has written to the run record %s and has not ended: if it is of "
+                "another job, give each a folder of its own",
+                self.path,
+            )
         except OSError as error:  # a file system without locks
             logger.debug("%s cannot be locked: %s", self.path, error)
         if size and os.pread(descriptor, 1, size - 1) != b"\n":

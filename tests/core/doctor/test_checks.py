@@ -323,7 +323,7 @@ def network(monkeypatch):
     state.resolve = lambda hosts: {host: state.names.get(host, "unknown name") for host in hosts}
     monkeypatch.setattr(addresses, "bind_error", bind_error)
     monkeypatch.setattr(addresses, "no_route", lambda _: state.route)
-    monkeypatch.setattr(addresses, "user_of", lambda _: "process 7 (python)")
+    monkeypatch.setattr(addresses, "user_of", lambda _: ("process 7 (python)", False))
     return state
 
 
@@ -335,14 +335,18 @@ def of_addresses(network, index=0):
 def test_who_listens_on_a_port(tmp_path):
     """A process that waits for others on behalf of a worker yields the port to that worker."""
     code = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1]); "
-    for name, expected in (("worker.py", r"process \d+ \(.*\)"), ("_start_watch.py", None)):
+    for name in ("worker.py", "_start_watch.py"):
         script = tmp_path / name
         script.write_text(code + "import sys; sys.stdout.flush(); sys.stdin.read()")
         command = [sys.executable, str(script)]
         with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
-            user = addresses.user_of(int(process.stdout.readline()))
+            port = int(process.stdout.readline())
+            user, yields = addresses.user_of(port)
+            (finding,) = addresses.check_port("worker 1", port, "TF_CONFIG", ["127.0.0.1"])
             process.communicate("")
-        assert user is None if expected is None else re.fullmatch(expected, user)
+        assert re.fullmatch(rf"process {process.pid} \(.*\)", user)
+        assert yields == (name == "_start_watch.py")
+        assert finding.status == ("note" if yields else "problem")
 
 
 def test_addresses_that_are_right(network):

@@ -13,9 +13,9 @@ X, SPEEDS = 192, (1.0, 1.0, 0.4)
 EVEN = X / len(SPEEDS)
 
 
-def recorded(lines, known=None):
+def recorded(lines, known=None, given=()):
     """Estimates of each step, and the lines with them."""
-    batches = EvenBatches([Proportional()] * len(lines[0].sizes))
+    batches = EvenBatches([Proportional()] * len(lines[0].sizes), given)
     known = known or [[0.0] * len(lines[0].sizes)] * len(lines)
     ranges = [batches.seconds(*each) for each in zip(lines, known, strict=True)]
     names = "even_seconds", "even_seconds_at_most"
@@ -116,8 +116,9 @@ def test_one_batch_size_shows_nothing_of_the_overhead():
     half = BELIEVED * EVEN
     ends = 0.08 * (EVEN + half) / (32 + half), 0.08 * EVEN / 32
     assert recorded(lines)[0] == [pytest.approx(ends)] * 30
-    exact = 0.08 * (EVEN + 8) / (32 + 8)
-    assert recorded(lines, [[8.0] * 3] * 30)[0] == [pytest.approx((exact, exact))] * 30
+    known, exact = [[8.0] * 3] * 30, 0.08 * (EVEN + 8) / (32 + 8)
+    assert recorded(lines, known)[0] == [pytest.approx((ends[0], exact))] * 30
+    assert recorded(lines, known, [8.0] * 3)[0] == [pytest.approx((exact, exact))] * 30
 
 
 def test_a_record_with_one_estimate_has_no_range():

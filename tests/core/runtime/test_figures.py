@@ -139,8 +139,8 @@ def test_without_measurements_there_are_no_figures():
 EVEN = 28 / 3
 
 
-def even(steps, known=0.0, cost=Proportional):
-    batches = EvenBatches([cost()] * 3)
+def even(steps, known=0.0, cost=Proportional, given=0.0):
+    batches = EvenBatches([cost()] * 3, [given] * 3)
     return [batches.seconds(each, [known] * 3)[0] for each in steps]
 
 
@@ -153,8 +153,9 @@ def test_half_an_even_batch_of_overhead_is_believed_at_first():
     ), "also without a recorded estimate"
 
 
-def test_a_known_overhead_counts_at_once():
-    assert even([line(0, (16, 8, 4), overhead=2.0)], known=2.0)[0] == pytest.approx(EVEN + 2)
+def test_a_given_overhead_counts_at_once():
+    steps = [line(0, (16, 8, 4), overhead=2.0)]
+    assert even(steps, known=2.0, given=2.0)[0] == pytest.approx(EVEN + 2)
 
 
 def test_known_work_counts_instead_of_samples():

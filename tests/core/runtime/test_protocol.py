@@ -64,7 +64,7 @@ def test_introductions_cross_in_millionths_of_a_sample(
     pieces: list[tuple[int, int, int]], most: int | None
 ) -> None:
     shape = tuple((start, work / 1e6, slope / 1e6) for start, work, slope in pieces)
-    static_info = PeerInfo(shape, most)
+    static_info = PeerInfo(shape, most, overhead=1.5)
     assert PeerInfo.unpack(static_info.pack()) == static_info
 
 

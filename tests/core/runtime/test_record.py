@@ -319,7 +319,7 @@ def test_a_disk_that_fills_up_leaves_the_lines_before(
     assert [line.step for line in read_run(tmp_path).steps] == [0]
 
 
-def test_a_record_that_another_job_still_writes_is_left_alone(
+def test_a_record_that_another_job_still_writes_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = RunRecord(tmp_path / "run.jsonl", HEADER)
@@ -333,7 +333,7 @@ def test_a_record_that_another_job_still_writes_is_left_alone(
     same_process.close()
     first.close()
     run = read_run(tmp_path)
-    assert (run.starts, len(run.steps)) == (2, 1)
+    assert (run.starts, len(run.steps)) == (3, 1)
     assert not caplog.messages
 
 
