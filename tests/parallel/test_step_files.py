@@ -38,8 +38,8 @@ def documented(plugin):
     ("plugin", "framework"),
     [("lbbsp_tf", "tensorflow"), pytest.param("lbbsp_mx", "mxnet", marks=needs_mxnet)],
 )
-def test_a_step_leads_through_the_files_that_the_design_names(plugin, framework):
-    job = run("step_files", framework, workers=2, framework=framework)
+def test_a_step_leads_through_the_files_that_the_design_names(plugin, framework, tmp_path):
+    job = run("step_files", framework, str(tmp_path), workers=2, framework=framework)
     assert job.status == 0
     files = {
         next((f"lbbsp_core/{room}/" for room in ROOMS if f"lbbsp_core/{room}/" in name), name)

@@ -108,7 +108,7 @@ def test_options_are_taken_by_name(tmp_path):
     )
     used = named._session.balancer
     assert used.policy == LoadBalanced(min_gain=0)
-    assert used.predictor == Narx(horizon=used.lag)
+    assert used.predictor == Narx(horizon=used.schedule.lag)
     assert used.cost_shape.prior == Profile.load(tmp_path / "gpu.json")
     assert used.constraints.limits == (Limits(),), "a single worker has all samples"
     with pytest.raises(ValueError, match="no policy 'lbsp': did you mean 'lbbsp'"):

@@ -99,7 +99,7 @@ class EvenBatches:
         self._costs, self._given = costs, given or (0.0,) * len(costs)
         self._fits = [Fit()] * len(costs)
         self._even = 0.0
-        self._there: list[float] = []  # work of an even batch, by rank
+        self._there = [0.0] * len(costs)  # work of an even batch, by rank
 
     def seconds(self, line: StepLine, known: Sequence[float]) -> tuple[float, float]:
         """Learns from a step, and returns the smallest and the largest estimate for it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -113,6 +112,8 @@ class RunRecord:
         descriptor = os.open(self.path, flags, 0o666)
         size, kind = os.fstat(descriptor).st_size, os.fstat(descriptor).st_mode
         try:  # of this process: children that were forked, and outlive it, do not have the lock
+            import fcntl
+
             if stat.S_ISREG(kind):
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -121,7 +122,7 @@ class RunRecord:
                 "another job, give each a folder of its own",
                 self.path,
             )
-        except OSError as error:  # a file system without locks
+        except (ImportError, OSError) as error:  # a system or a file system without locks
             logger.debug("%s cannot be locked: %s", self.path, error)
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             os.write(descriptor, b"\n")

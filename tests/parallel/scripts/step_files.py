@@ -1,4 +1,4 @@
-"""Names the files of lbbsp through which a step leads: ``step_files.py FRAMEWORK``."""
+"""Names the files of lbbsp through which a step leads: ``step_files.py FRAMEWORK FOLDER``."""
 
 import sys
 import threading
@@ -17,9 +17,8 @@ files, is_on = set(), threading.Event()
 
 
 def trace(frame, event, arg):
-    path = Path(frame.f_code.co_filename)
     is_of_step = is_on.is_set() and threading.current_thread().name.startswith(THREADS)
-    if is_of_step and path.is_relative_to(ROOT):
+    if is_of_step and (path := Path(frame.f_code.co_filename)).is_relative_to(ROOT):
         files.add(path.relative_to(ROOT).as_posix())
 
 
@@ -52,6 +51,6 @@ if sys.argv[1] == "tensorflow":
     tf.numpy_function, tf.py_function = traced(tf.numpy_function), traced(tf.py_function)
 threading.setprofile(trace)
 sys.setprofile(trace)
-TRAIN[sys.argv[1]]()
+TRAIN[sys.argv[1]](record=sys.argv[2])
 sys.setprofile(None)
 result("files", sorted(name for name in files if name.startswith("lbbsp_")))
