@@ -2,11 +2,12 @@
 #   make demo   sets up, trains plain and balanced on three unequal workers, shows the difference
 #   make test   sets up, checks style and types, runs every test that protects a user
 #   make docs   builds the documentation site in site/
+#   make picture   runs the demo, and makes its picture in docs/; needs chromium
 #   make test-next   tests the newest Keras and TensorFlow, also before their releases
 # While working, `make test-fast` runs ruff and the unit tests of the core in less than a minute.
 # `make test-all` runs `make test`, and then the campaigns: many further cases of the same.
 # With Python 3.13 the tests for MXNet are skipped, because MXNet needs NumPy 1, which ends at 3.12.
-.PHONY: demo test test-fast test-all test-next campaigns lint docs setup bench clean
+.PHONY: demo picture test test-fast test-all test-next campaigns lint docs setup bench clean
 
 PYTHON ?= $(shell for v in 3.11 3.12 3.10 3.13; do \
 	python$$v -c '' 2>/dev/null && echo python$$v && break; done || true)
@@ -27,6 +28,13 @@ READY_NEXT := $(NEXT)/.ready
 # What the tests need includes what the demo needs.
 demo: $(or $(wildcard $(READY)),$(READY_DEMO))
 	$(BIN)/lbbsp demo
+
+CHROMIUM ?= chromium
+
+# Without a sandbox, because root has none, and the page is our own.
+picture: demo
+	$(CHROMIUM) --headless --no-sandbox --hide-scrollbars --virtual-time-budget=5000 \
+		--window-size=1000,1420 --screenshot=docs/demo.png file://$(CURDIR)/runs/demo/demo.html
 
 # Three tests at once keep two cores busy, since many wait for processes. tests/conftest.py says
 # which must follow each other, and which start first.
