@@ -23,10 +23,10 @@ import corpus_data
 import keras
 import numpy as np
 import tensorflow as tf
-from changing_plans import Cycle
 from corpus_process import report, stand_in
 
 import lbbsp_tf
+from lbbsp_core.testing import ChangingPlans
 
 EPOCHS = 2
 SHARES = (0.75, 0.6, 0.1)  # of the first worker, in turn
@@ -90,7 +90,7 @@ def force_plans() -> None:
     def forced(self, strategy, global_batch_size, **options):
         workers = strategy.num_replicas_in_sync
         if workers > 1:
-            options["policy"] = Cycle(uneven_plans(global_batch_size, workers))
+            options["policy"] = ChangingPlans(uneven_plans(global_batch_size, workers))
         create(self, strategy, global_batch_size, **options)
 
     lbbsp_tf.LoadBalancer.__init__ = forced

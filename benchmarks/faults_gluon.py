@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults_injected import EPOCHS, EVERY, Injector, InTurn, ReadSamples, X, limit_seconds
+from faults_injected import EPOCHS, EVERY, Injector, ReadSamples, X, limit_seconds
 
 
 def train(folder: Path, variant: str = "plain") -> None:
@@ -22,6 +22,8 @@ def train(folder: Path, variant: str = "plain") -> None:
 
     import mxnet as mx  # isort: skip
     from mxnet import autograd, gluon
+
+    from lbbsp_core.testing import ChangingPlans
 
     mx.random.seed(0)
     net = gluon.nn.Sequential()
@@ -38,7 +40,7 @@ def train(folder: Path, variant: str = "plain") -> None:
         global_batch_size=X,
         limit_seconds=limit_seconds(),
         seed=0,
-        policy=InTurn() if variant == "noise" else None,
+        policy=ChangingPlans() if variant == "noise" else None,
     )
     rank = trainer.kvstore.rank
     injector = Injector(folder, rank)

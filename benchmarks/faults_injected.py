@@ -11,12 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
-
-from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes
-from lbbsp_core.policy.fixed_shares import FixedState
 
 VARIABLE = "FAULTS"
 ATTEMPT = "LBBSP_RESTART"  # set by the launcher
@@ -57,29 +54,6 @@ def limit_seconds() -> float | None:
 
 
 @dataclass(frozen=True)
-class InTurn(Policy[FixedState]):
-    """One worker after the other has most samples, whatever is measured."""
-
-    uses_costs: ClassVar[bool] = True
-
-    def init(self, constraints: BatchConstraints) -> FixedState:
-        """Returns the first plan."""
-        return FixedState(_most_for(0, constraints))
-
-    def update(
-        self, state: FixedState, constraints: BatchConstraints, observation: Observation
-    ) -> FixedState:
-        """Returns the plan of the next step."""
-        return FixedState(_most_for(observation.step + 1, constraints))
-
-
-def _most_for(step: int, constraints: BatchConstraints) -> Sizes:
-    workers, total = constraints.workers, constraints.global_batch_size
-    few = total // (2 * workers)
-    most = total - few * (workers - 1)
-    return tuple(most if rank == step % workers else few for rank in range(workers))
-
-
 class Injector:
     """Fault of this attempt of the job.
 

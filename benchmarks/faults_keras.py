@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from faults_injected import EPOCHS, EVERY, Injector, InTurn, ReadSamples, X, limit_seconds
+from faults_injected import EPOCHS, EVERY, Injector, ReadSamples, X, limit_seconds
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -32,12 +32,13 @@ def train(folder: Path, variant: str = "plain") -> None:
     import tensorflow as tf
 
     import lbbsp_tf
+    from lbbsp_core.testing import ChangingPlans
 
     injector.at("start")
     pack = 4096 if variant == "buckets" else 0
     communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=pack)
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
-    options = {"policy": InTurn()} if variant == "noise" else {}
+    options = {"policy": ChangingPlans()} if variant == "noise" else {}
     kind, _, share = variant.partition("=")
     if kind == "share":
         options = {"share_work": share if share == "auto" else float(share)}

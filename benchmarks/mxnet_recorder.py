@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import lbbsp_mx
@@ -12,31 +11,8 @@ import lbbsp_mx
 import mxnet as mx  # isort: skip
 import numpy as np
 
-from lbbsp_core.cost import Proportional
-from lbbsp_core.policy import FixedShares, FixedState
-
-
-@dataclass(frozen=True)
-class Changing:
-    """Policy whose uneven plan changes every step, whatever is measured."""
-
-    uses_costs = False
-    is_static = False
-    needs_common_steps = True
-    accepts_narrower_limits = False
-
-    def init(self, cluster: object) -> FixedState:
-        """Returns the first plan."""
-        return self.planned(cluster, 0)
-
-    def update(self, state: FixedState, cluster: object, observation: object) -> FixedState:
-        """Returns the next plan."""
-        return self.planned(cluster, observation.step + 1)
-
-    def planned(self, cluster: object, step: int) -> FixedState:
-        """Returns the plan for speeds that the workers have in turn."""
-        speeds = [1 + 4 * ((step + rank) % cluster.workers) for rank in range(cluster.workers)]
-        return FixedState(cluster.plan([Proportional(float(speed)) for speed in speeds]))
+from lbbsp_core.policy import FixedShares
+from lbbsp_core.testing import ChangingPlans
 
 
 class Recorder:
@@ -82,7 +58,7 @@ class Recorder:
         if self._workers == 1 or "beside" in options:
             return options
         shares = FixedShares([float(self._workers - rank) for rank in range(self._workers)])
-        return options | {"policy": shares if "policy" in options else Changing()}
+        return options | {"policy": shares if "policy" in options else ChangingPlans()}
 
     def _recorded(self, method):
         @functools.wraps(method)

@@ -20,8 +20,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from changing_plans import Cycle
 from gpu_table import Check, Given, print_profile, print_row
+
+from lbbsp_core.testing import ChangingPlans
 
 
 class Scale(NamedTuple):
@@ -231,7 +232,7 @@ def uneven(
     """Trains the small net on changing plans; returns the balancer and the weights."""
     import lbbsp_tf
 
-    balancer = lbbsp_tf.LoadBalancer(strategy, TOTAL, policy=Cycle(PLANS), **options)
+    balancer = lbbsp_tf.LoadBalancer(strategy, TOTAL, policy=ChangingPlans(PLANS), **options)
     with strategy.scope():
         model = small(normalised)
     feed = balancer.dataset(*noise(), seed=0, prefetch=prefetch)
@@ -399,7 +400,7 @@ def check_busy_time(given: Given) -> None:
             total = size + 1
 
             record = Path(folder, f"{net}.jsonl")
-            policy = Cycle(((size, 1),))
+            policy = ChangingPlans(((size, 1),))
             balancer = lbbsp_tf.LoadBalancer(strategy, total, policy=policy, record=record)
             with strategy.scope():
                 model = compiled(net, scale, rest=(lambda *_: 0.1) if rank else None)

@@ -1,14 +1,62 @@
-"""Fake for tests: an exchange within one process."""
+"""For tests: an exchange within one process, and plans that change in every step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from lbbsp_core.cost import Proportional
+from lbbsp_core.policy import BatchConstraints, FixedState, Observation, Policy, Sizes
 from lbbsp_core.runtime.exchange.protocol import WIDTH, StepMessage, decode, encode
 from lbbsp_core.runtime.loop.balancer import Balancer
+
+
+@dataclass(frozen=True)
+class ChangingPlans(Policy[FixedState]):
+    """Policy whose uneven plan changes in every step, whatever is measured.
+
+    With it a test shows that a job learns what one process learns.
+
+    Args:
+        plans: Plans that follow each other again and again. None: as if workers had the speeds 1,
+            5, 9, ... in turns, within limits and granularity.
+
+    Example:
+        >>> two = [Balancer(rank=i, workers=2, global_batch_size=12, policy=ChangingPlans())
+        ...        for i in (0, 1)]
+        >>> for step in range(3):
+        ...     print(two[0].sizes(step))
+        ...     messages = exchange_in_process(two, [0.1, 0.1])
+        (2, 10)
+        (10, 2)
+        (2, 10)
+    """
+
+    uses_costs: ClassVar[bool] = True
+    needs_common_steps: ClassVar[bool] = True
+
+    plans: tuple[Sizes, ...] | None = None
+
+    def init(self, constraints: BatchConstraints) -> FixedState:
+        """Returns the first plan."""
+        return self._planned(0, constraints)
+
+    def update(
+        self, state: FixedState, constraints: BatchConstraints, observation: Observation
+    ) -> FixedState:
+        """Returns the plan of the next step."""
+        return self._planned(observation.step + 1, constraints)
+
+    def _planned(self, step: int, constraints: BatchConstraints) -> FixedState:
+        if self.plans is not None:
+            return FixedState(self.plans[step % len(self.plans)])
+        workers = constraints.workers
+        speeds = [1.0 + 4 * ((step + rank) % workers) for rank in range(workers)]
+        return FixedState(constraints.plan([Proportional(speed) for speed in speeds]))
 
 
 def exchange_in_process(

@@ -118,7 +118,7 @@ EXPECTED = {
     "part_of_ranges": "each worker's sampler gives another part of the data set",
     "part_of_strides": "each worker's sampler gives another part of the data set",
     "beside_length": "number of samples beside: worker 0 has 50, worker 1 has 51",
-    "rows_of_a_plan": "Cycle changes the plan: use policy=lbbsp_core.Even()",
+    "rows_of_a_plan": "ChangingPlans changes the plan: use policy=lbbsp_core.Even()",
     "random_transform": "accepted",
     "work_beside": "work must be left out with beside=",
     "other_work": "workers disagree on work of each sample (work=): worker 0 has 79 samples",

@@ -37,7 +37,7 @@ from lbbsp_core.policy.load_balanced import LoadBalancedState
 from lbbsp_core.sim.cluster import ReplayedCluster
 from lbbsp_core.sim.config import SimConfig
 from lbbsp_core.sim.engine import Timeline, run_bsp
-from lbbsp_core.testing import check_plan, check_policy, exchange_in_process
+from lbbsp_core.testing import ChangingPlans, check_plan, check_policy, exchange_in_process
 
 POLICIES: list[Policy] = [
     *(component.build() for component in registry.POLICIES.values() if not component.missing),
@@ -45,6 +45,7 @@ POLICIES: list[Policy] = [
     ProportionalControl(dead_band=0.0, interval=1, drop=0.01),
     LeaderStraggler(delta=3, window=1),
     LeaderStraggler(delta=1000, window=1, longest=2),
+    ChangingPlans(),
 ]
 
 

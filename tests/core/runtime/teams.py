@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lbbsp_core import Balancer, Cost, CostShape
-from lbbsp_core.policy import FixedState
 from lbbsp_core.testing import exchange_in_process
 
 Sizes = tuple[int, ...]
@@ -22,22 +20,6 @@ def team(
         Balancer(rank=rank, workers=workers, global_batch_size=total, **own[rank], **options)
         for rank in range(workers)
     ]
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Policy of a user, whose plans follow each other whatever is measured or allowed."""
-
-    plans: tuple[Sizes, ...]
-
-    uses_costs = needs_common_steps = True
-    is_static = accepts_narrower_limits = False
-
-    def init(self, constraints: Any) -> FixedState:
-        return FixedState(self.plans[0])
-
-    def update(self, state: Any, constraints: Any, observation: Any) -> FixedState:
-        return FixedState(self.plans[(observation.step + 1) % len(self.plans)])
 
 
 def meet(balancers: Sequence[Balancer], **options: Any) -> None:

@@ -3,13 +3,14 @@
 import json
 
 import pytest
-from teams import Turns, team
+from teams import team
 
 from lbbsp_core import DisagreementError, GlobalOrder, LastValue, Limits
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.handshake import compare
 from lbbsp_core.runtime.exchange.protocol import checksum
 from lbbsp_core.runtime.loop.start import agree
+from lbbsp_core.testing import ChangingPlans
 
 X = 12
 
@@ -51,7 +52,7 @@ def test_a_worker_that_differs_is_named(name, monkeypatch):
         agree(mine, order, Gathers(), {"epochs": 2})
 
 
-TURNS = Turns(((6, 6), (4, 8), (9, 3), (1, 11)))
+TURNS = ChangingPlans(((6, 6), (4, 8), (9, 3), (1, 11)))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import worker_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from teams import Turns, meet, plan, team
+from teams import meet, plan, team
 
 from lbbsp_core import Balancer, Ema, GlobalOrder, LastValue, Limits, Profile
 from lbbsp_core.registry import POLICIES, PREDICTORS
@@ -24,6 +24,7 @@ from lbbsp_core.runtime.loop.session_state import (
     order_facts,
     restored_state,
 )
+from lbbsp_core.testing import ChangingPlans
 
 X = 24
 
@@ -135,7 +136,7 @@ def test_plans_beyond_the_default_maximum_continue_as_if_unbroken(steps, lag):
     """Noise of layers, such as dropout, depends on the plan; those of a user exceed the maximum."""
 
     def capped():
-        policy = Turns(((18, 3, 3), (3, 3, 18), (3, 18, 3)))
+        policy = ChangingPlans(((18, 3, 3), (3, 3, 18), (3, 18, 3)))
         balancers = job(3, lag=lag, policy=policy, bounds=BatchBounds(default_maximum=True))
         meet(balancers)
         return balancers

@@ -22,9 +22,10 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-sys.path += [str(Path(__file__).parents[3] / name) for name in ("benchmarks", "examples")]
-from changing_plans import Cycle
+sys.path.append(str(Path(__file__).parents[3] / "examples"))
 from pytorch_ddp import LoadBalancer
+
+from lbbsp_core.testing import ChangingPlans
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 torch.backends.cudnn.allow_tf32 = False
@@ -87,7 +88,7 @@ def balanced(case, given):
     net = network().double() if case.double else network()
     model = DistributedDataParallel(net, **case.ddp)
     workers, rank = distributed.get_world_size(), distributed.get_rank()
-    policy = case.policy or Cycle(PLANS[workers])
+    policy = case.policy or ChangingPlans(PLANS[workers])
     optimizer, plans = case.optimizer(model.parameters()), set()
     saves = {"checkpoint": given.restart, "every": 3, "keep": [optimizer]} if given.restart else {}
     balancer = LoadBalancer(model, X, policy=policy, **saves)

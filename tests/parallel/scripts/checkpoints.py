@@ -10,12 +10,13 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from comparison import PLANS, Cycle, X
+from comparison import PLANS, X
 from fits import two_devices
 from report import largest_difference, result
 
 import lbbsp_tf
 from lbbsp_core.runtime.record.figures import Figures
+from lbbsp_core.testing import ChangingPlans
 from lbbsp_tf.reliability.checkpoints import _owners
 
 L = keras.layers
@@ -180,7 +181,7 @@ def build(make):
 
 def start(folder, every, **options):
     if strategy.num_replicas_in_sync > 1:
-        options = {"policy": Cycle(PLANS[strategy.num_replicas_in_sync]), **options}
+        options = {"policy": ChangingPlans(PLANS[strategy.num_replicas_in_sync]), **options}
     checkpoint = {"checkpoint": folder, "every": every} if folder else {}
     _owners.clear()  # it is that of a new process
     return lbbsp_tf.LoadBalancer(strategy, X, **checkpoint, **options)

@@ -1,9 +1,7 @@
 """Trains a case on uneven, changing batches, and then in one process on the whole batches."""
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -12,9 +10,7 @@ from report import largest_difference, result
 from virtual_time import Unequal
 
 import lbbsp_tf
-
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-from changing_plans import Cycle
+from lbbsp_core.testing import ChangingPlans
 
 X = 64
 SAMPLES = 5 * X + 21  # a short last batch in every epoch
@@ -69,7 +65,10 @@ class Slow(Watch):
 
 def balanced(strategy, case, policy=None, watch=Watch):
     """Returns the balancer, the model, its first weights, the plans and its history."""
-    options = {"policy": policy or Cycle(PLANS[strategy.num_replicas_in_sync]), **case.balancer}
+    options = {
+        "policy": policy or ChangingPlans(PLANS[strategy.num_replicas_in_sync]),
+        **case.balancer,
+    }
     balancer = lbbsp_tf.LoadBalancer(strategy, X, **options)
     BALANCERS.append(balancer)
     watch = watch(balancer)

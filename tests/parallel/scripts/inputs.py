@@ -11,12 +11,12 @@ import h5py
 import keras
 import numpy as np
 import tensorflow as tf
-from comparison import Cycle
 from keras.src.legacy.preprocessing.image import ImageDataGenerator
 from report import answer_all, largest_difference, result
 
 import lbbsp_tf
 from lbbsp_core import GlobalOrder
+from lbbsp_core.testing import ChangingPlans
 from lbbsp_tf.compat import replaced
 from lbbsp_tf.data import feed
 
@@ -54,7 +54,7 @@ def compiled(build=dense):
 
 
 def balancer(**options):
-    return lbbsp_tf.LoadBalancer(strategy, X, policy=Cycle(PLANS[workers]), **options)
+    return lbbsp_tf.LoadBalancer(strategy, X, policy=ChangingPlans(PLANS[workers]), **options)
 
 
 def fit(it, data, model=None, *callbacks, **options):

@@ -6,11 +6,12 @@ from typing import ClassVar
 import keras
 import numpy as np
 import tensorflow as tf
-from comparison import PLANS, SAMPLES, Cycle, Trained, X, balanced, compare
+from comparison import PLANS, SAMPLES, Trained, X, balanced, compare
 from keras import ops
 from report import largest_difference, result
 
 import lbbsp_tf
+from lbbsp_core.testing import ChangingPlans
 from lbbsp_tf import training
 from lbbsp_tf.step.train_step import Weighting
 
@@ -386,7 +387,7 @@ def following(strategy, model_class, rate):
         return losses
 
     balancer = lbbsp_tf.LoadBalancer(
-        strategy, X, policy=Cycle(PLANS[strategy.num_replicas_in_sync])
+        strategy, X, policy=ChangingPlans(PLANS[strategy.num_replicas_in_sync])
     )
     with strategy.scope():
         model = build()

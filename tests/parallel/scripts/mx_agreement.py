@@ -9,9 +9,11 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
-from mx_parts import Cycle, largest, weights
+from mx_parts import largest, weights
 from mxnet import autograd, gluon, nd
 from report import answer_all, result
+
+from lbbsp_core.testing import ChangingPlans
 
 X, SAMPLES = 24, 96
 PLANS = ((12, 8, 4), (7, 7, 10), (2, 20, 2))
@@ -46,7 +48,7 @@ def sgd(schedule=None):
 
 
 def make(net, optimizer=None, **options):
-    options = {"global_batch_size": X, "policy": Cycle(PLANS), **options}
+    options = {"global_batch_size": X, "policy": ChangingPlans(PLANS), **options}
     own_store = lbbsp_mx.KVStore("dist_sync")
     params = net.collect_params()
     return lbbsp_mx.Trainer(params, optimizer or sgd(), kvstore=own_store, **options)

@@ -9,11 +9,11 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
-from mx_parts import Cycle
 from mxnet import autograd, gluon, nd
 from report import answer_all, result
 
 import lbbsp_core
+from lbbsp_core.testing import ChangingPlans
 
 folder, X, SAMPLES, EPOCHS = sys.argv[1], 24, 79, 2
 PLANS = ((16, 5, 3), (4, 18, 2), (8, 8, 8), (1, 9, 14))
@@ -76,7 +76,7 @@ def trainer_of(net, policy=None):
         {"learning_rate": 0.1},
         kvstore=lbbsp_mx.KVStore(),
         global_batch_size=X,
-        policy=policy or Cycle(PLANS),
+        policy=policy or ChangingPlans(PLANS),
     )
 
 

@@ -12,11 +12,12 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
-from mx_parts import Cycle, largest, weights
+from mx_parts import largest, weights
 from mxnet import autograd, gluon, nd
 from report import _answer, result
 
 from lbbsp_core.runtime.checkpoint.checkpoint import read_checkpoint
+from lbbsp_core.testing import ChangingPlans
 from lbbsp_mx.layers import batchnorm
 from lbbsp_mx.reliability import liveness
 from lbbsp_mx.reliability.states import optimizer_state
@@ -34,7 +35,7 @@ RANK = STORE.rank
 
 def trainer_of(params, optimizer, **options):
     return lbbsp_mx.Trainer(params, optimizer, options, kvstore=lbbsp_mx.KVStore(),
-                            global_batch_size=X, policy=Cycle(PLANS))  # fmt: skip
+                            global_batch_size=X, policy=ChangingPlans(PLANS))  # fmt: skip
 
 
 # --- layers that are used several times, with equal names, of networks that are freed -------------

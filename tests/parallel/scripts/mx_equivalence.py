@@ -6,9 +6,11 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
-from mx_parts import Cycle, largest, weights
+from mx_parts import largest, weights
 from mxnet import autograd, gluon, nd
 from report import result
+
+from lbbsp_core.testing import ChangingPlans
 
 X = 64
 SAMPLES = 10 * X + 21  # a short last batch in every epoch
@@ -85,7 +87,7 @@ CASES = {
 
 def together(case, store):
     net = case.network(1 + store.rank, store, case.devices)  # worker 0's weights are to count
-    options = {"policy": Cycle(PLANS[store.num_workers]), "mean_loss": case.mean}
+    options = {"policy": ChangingPlans(PLANS[store.num_workers]), "mean_loss": case.mean}
     trainer = lbbsp_mx.Trainer(net.collect_params(), *case.optimizer, kvstore=store,
                                global_batch_size=X, **options)  # fmt: skip
     sampler = trainer.batch_sampler(SAMPLES, seed=0)
@@ -152,7 +154,7 @@ def half_precision(trainer_of, steps):
 
 def half_precision_together(*args):
     trainer = lbbsp_mx.Trainer(*args, kvstore=store, global_batch_size=X,
-                               policy=Cycle(PLANS[store.num_workers]))  # fmt: skip
+                               policy=ChangingPlans(PLANS[store.num_workers]))  # fmt: skip
 
     def mine(trainer):
         begin = sum(trainer.sizes[: store.rank])

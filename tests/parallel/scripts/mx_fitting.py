@@ -7,12 +7,13 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
-from mx_parts import Cycle, largest, weights
+from mx_parts import largest, weights
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import BatchEnd, CheckpointHandler, Estimator
 from report import result
 
 from lbbsp_core import Profile
+from lbbsp_core.testing import ChangingPlans
 
 X, STEPS = 32, 6
 SAMPLES = X * STEPS
@@ -34,7 +35,7 @@ def network():
 
 
 def trainer(net, **options):
-    options = {"policy": Cycle(PLANS), "seed": 3, **options}
+    options = {"policy": ChangingPlans(PLANS), "seed": 3, **options}
     momentum = {"learning_rate": 0.1, "momentum": 0.9}
     return lbbsp_mx.Trainer(net.collect_params(), "sgd", momentum, global_batch_size=X, **options)
 

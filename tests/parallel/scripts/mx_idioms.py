@@ -1,7 +1,6 @@
 """Idioms of gluon scripts on uneven, changing batches, each beside one process with all samples."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 
 import lbbsp_mx
@@ -13,8 +12,8 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon.utils import clip_global_norm
 from report import answer_all, result
 
-from lbbsp_core.cost import Proportional
-from lbbsp_core.policy import Even, FixedState
+from lbbsp_core.policy import Even
+from lbbsp_core.testing import ChangingPlans
 
 X, TOKENS, WORDS = 48, 5, 12
 SAMPLES = 3 * X + 22  # a short last step, which four does not divide
@@ -27,26 +26,6 @@ MASK = (rng.random((SAMPLES, TOKENS)) < np.linspace(0.9, 0.2, SAMPLES)[:, None])
 MASK[IDS == WORDS - 1] = 0  # a word of which only the momentum and decay change the row
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 SGD = {"learning_rate": 0.5, "momentum": 0.9, "wd": 1e-2}
-
-
-@dataclass(frozen=True)
-class Changing:
-    """A policy that respects limits and granularity, for speeds that change every step."""
-
-    uses_costs = False
-    is_static = False
-    needs_common_steps = True
-    accepts_narrower_limits = False
-
-    def init(self, cluster):
-        return self.planned(cluster, 0)
-
-    def update(self, state, cluster, observation):
-        return self.planned(cluster, observation.step + 1)
-
-    def planned(self, cluster, step):
-        speeds = [1 + 4 * ((step + rank) % cluster.workers) for rank in range(cluster.workers)]
-        return FixedState(cluster.plan([Proportional(float(speed)) for speed in speeds]))
 
 
 class Table(gluon.nn.Block):
@@ -183,7 +162,7 @@ def limit_norm(net, case, contexts):
 
 
 def make(net, **options):
-    options = {"global_batch_size": X, "policy": Changing(), "kvstore": store, **options}
+    options = {"global_batch_size": X, "policy": ChangingPlans(), "kvstore": store, **options}
     params = net.collect_params()
     return lbbsp_mx.Trainer(params, "sgd", dict(SGD), **options)
 

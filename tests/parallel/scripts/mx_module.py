@@ -11,11 +11,12 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
-from mx_parts import Cycle, let_gathers_take
+from mx_parts import let_gathers_take
 from report import answer_all, result
 from virtual_time import VirtualTime
 
 from lbbsp_core import Even, GlobalOrder
+from lbbsp_core.testing import ChangingPlans
 
 folder, SAMPLES, EPOCHS = sys.argv[1], 79, 3
 rng = np.random.default_rng(0)
@@ -24,8 +25,8 @@ LABELS = rng.integers(0, 3, SAMPLES).astype("f4")
 OPTIMIZER = {"learning_rate": 0.2, "momentum": 0.9, "wd": 0.01}
 store = lbbsp_mx.KVStore("dist_sync")
 rank = store.rank
-DIVISIBLE = Cycle(((16, 5, 3), (4, 18, 2), (8, 8, 8), (1, 9, 14)))  # of 24 samples
-INDIVISIBLE = Cycle(((16, 5, 4), (4, 18, 3), (9, 8, 8)))  # of 25
+DIVISIBLE = ChangingPlans(((16, 5, 3), (4, 18, 2), (8, 8, 8), (1, 9, 14)))  # of 24 samples
+INDIVISIBLE = ChangingPlans(((16, 5, 4), (4, 18, 3), (9, 8, 8)))  # of 25
 
 
 def network(normalization="null"):
@@ -160,7 +161,7 @@ def shuffled():
 def devices():
     """Each worker has two devices, and at least one sample for each, also in the short step."""
     other = lbbsp_mx.KVStore("dist_sync")
-    policy = Cycle(((16, 5, 3), (2, 18, 4)))
+    policy = ChangingPlans(((16, 5, 3), (2, 18, 4)))
     train = other.balance(arrays(8), policy=policy, devices=2)
     module = fit(train, other, context=[mx.cpu(0), mx.cpu(1)])
     report("devices", module, steps_of(24, 0, shuffle=False), 24)

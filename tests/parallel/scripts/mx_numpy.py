@@ -7,9 +7,11 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as onp
-from mx_parts import Cycle, largest, weights
+from mx_parts import largest, weights
 from mxnet import autograd, gluon, np, npx
 from report import result
+
+from lbbsp_core.testing import ChangingPlans
 
 FOLDER = Path(sys.argv[1])
 X, SAMPLES = 24, 24 * 4 + 7
@@ -58,7 +60,7 @@ def clip(net):
 
 
 def make(net):
-    options = {"global_batch_size": X, "policy": Cycle(PLANS)}
+    options = {"global_batch_size": X, "policy": ChangingPlans(PLANS)}
     store = lbbsp_mx.KVStore("dist_sync")
     return lbbsp_mx.Trainer(net.collect_params(), "sgd", dict(SGD), kvstore=store, **options)
 

@@ -1,13 +1,8 @@
 """What the scripts for MXNet share."""
 
 import logging
-import sys
-from pathlib import Path
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-from changing_plans import Cycle  # noqa: F401  for the scripts that import this
 
 
 def weights(net):

@@ -12,13 +12,14 @@ import lbbsp_mx
 import mxnet as mx  # isort: skip
 import numpy as np
 import psutil
-from mx_parts import Cycle, largest, weights
+from mx_parts import largest, weights
 from mxnet import autograd, gluon
 from report import result
 
 from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.reliability import preemption
+from lbbsp_core.testing import ChangingPlans
 
 folder, fault, place = sys.argv[1], sys.argv[2], tuple(map(int, sys.argv[3:5]))
 X, STEPS, EPOCHS = 24, 5, 3
@@ -72,7 +73,7 @@ trainer = lbbsp_mx.Trainer(
     "adam",
     options(),
     global_batch_size=X,
-    policy=Cycle(PLANS[workers]),
+    policy=ChangingPlans(PLANS[workers]),
     seed=1,
 )
 sampler = trainer.batch_sampler(SAMPLES)

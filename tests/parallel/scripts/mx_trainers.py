@@ -10,13 +10,14 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
-from mx_parts import Cycle, Warnings, largest, let_gathers_take, weights
+from mx_parts import Warnings, largest, let_gathers_take, weights
 from mxnet import autograd, gluon, nd
 from report import answer_all, result
 from virtual_time import VirtualTime
 
 from lbbsp_core import read_run
 from lbbsp_core.policy import Even
+from lbbsp_core.testing import ChangingPlans
 
 FOLDER = Path(sys.argv[1])
 X, SIZE, NOISE, EPOCHS = 24, 6, 4, 2
@@ -120,7 +121,7 @@ def clip(net):
 def make(net, beside=None, **options):
     optimizer, rates = LEADING if beside is None else OTHER
     if beside is None:
-        options = {"global_batch_size": X, "policy": Cycle(PLANS), **options}
+        options = {"global_batch_size": X, "policy": ChangingPlans(PLANS), **options}
     return lbbsp_mx.Trainer(net.collect_params(), optimizer, dict(rates), beside=beside, **options)
 
 

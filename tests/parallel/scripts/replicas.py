@@ -8,7 +8,7 @@ import tempfile
 import keras
 import numpy as np
 import tensorflow as tf
-from comparison import PLANS, SAMPLES, Cycle, Trained, Watch, X, balanced, compare
+from comparison import PLANS, SAMPLES, Trained, Watch, X, balanced, compare
 from fits import fit
 from report import chosen, result
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
@@ -16,6 +16,7 @@ from virtual_time import VirtualTime
 
 import lbbsp_tf
 from lbbsp_core import LoadBalanced
+from lbbsp_core.testing import ChangingPlans
 
 L = keras.layers
 rng = np.random.default_rng(0)
@@ -196,7 +197,7 @@ def count(strategy, name):
         # Each time that a sample is trained on lowers its number by one.
         model.compile(keras.optimizers.SGD(float(X)), lambda y, y_pred: tf.reduce_mean(y_pred))
     balancer = lbbsp_tf.LoadBalancer(
-        strategy, X, policy=Cycle(PLANS[strategy.num_replicas_in_sync]), seed=0
+        strategy, X, policy=ChangingPlans(PLANS[strategy.num_replicas_in_sync]), seed=0
     )
     data = balancer.dataset(data, **options)
     for first, last in ((0, 1), (1, 3)):

@@ -10,10 +10,10 @@ import sys
 import keras
 import tensorflow as tf
 from checkpoints import FEATURES, TARGETS, Watch, X, dense, noisy
-from comparison import Cycle
 from report import largest_difference, result
 
 import lbbsp_tf
+from lbbsp_core.testing import ChangingPlans
 
 
 class End(keras.callbacks.Callback):
@@ -37,7 +37,9 @@ def train(*callbacks):
 
 folder, kind, at, rank, name = [*sys.argv[1:], "", "", ""][:5]
 # Beyond the default maximum of 44, in some of the steps at which a job continues.
-options = {"policy": Cycle(((40, 16, 8), (10, 50, 4), (50, 1, 13)))} if kind == "noisy" else {}
+options = (
+    {"policy": ChangingPlans(((40, 16, 8), (10, 50, 4), (50, 1, 13)))} if kind == "noisy" else {}
+)
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 balancer = lbbsp_tf.LoadBalancer(strategy, X, checkpoint=folder, every=4, **options)
 model, watch = train(End())

@@ -1,18 +1,14 @@
 """The smallest job of each framework, on uneven plans that change in every step."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-from changing_plans import Cycle
+from lbbsp_core.testing import ChangingPlans
 
 X, STEPS, EPOCHS = 24, 6, 2
 rng = np.random.default_rng(0)
 FEATURES = rng.normal(size=(X * STEPS, 4)).astype("f4")
 LABELS = FEATURES.sum(axis=1, keepdims=True)
-OPTIONS = {"policy": Cycle(((14, 10), (5, 19))), "seed": 1}
+OPTIONS = {"policy": ChangingPlans(((14, 10), (5, 19))), "seed": 1}
 
 
 def keras_weights(**options):
