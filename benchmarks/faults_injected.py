@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -53,7 +52,6 @@ def limit_seconds() -> float | None:
     return 3.0 if "spin" in os.environ.get(VARIABLE, "") else None
 
 
-@dataclass(frozen=True)
 class Injector:
     """Fault of this attempt of the job.
 
