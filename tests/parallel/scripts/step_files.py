@@ -53,4 +53,5 @@ threading.setprofile(trace)
 sys.setprofile(trace)
 TRAIN[sys.argv[1]](record=sys.argv[2])
 sys.setprofile(None)
-result("files", sorted(name for name in files if name.startswith("lbbsp_")))
+named = {name for name in files if name.startswith("lbbsp_")}
+result("files", sorted(named - {"lbbsp_core/testing/fakes.py"}))  # with the policy of this job
