@@ -239,7 +239,7 @@ if not os.fork():
     os.setsid()
     tell('ready')
 wait_for('all-are-asked')
-print('asked', len(asked))
+sys.stdout.write(f'asked {len(asked)}\\n')  # at once: both processes write to the same pipe
 """
     assert launch([script(body)], workers=2) == 5
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0] asked 1"] * 2
