@@ -22,8 +22,8 @@ class ChangingPlans(Policy[FixedState]):
     With it a test shows that a job learns what one process learns.
 
     Args:
-        plans: Plans that follow each other again and again. None: as if workers had the speeds 1,
-            5, 9, ... in turns, within limits and granularity.
+        plans: Plans that follow each other again and again. None given: as if workers had the
+            speeds 1, 5, 9, ... in turns, within limits and granularity.
 
     Example:
         >>> two = [Balancer(rank=i, workers=2, global_batch_size=12, policy=ChangingPlans())
@@ -39,7 +39,7 @@ class ChangingPlans(Policy[FixedState]):
     uses_costs: ClassVar[bool] = True
     needs_common_steps: ClassVar[bool] = True
 
-    plans: tuple[Sizes, ...] | None = None
+    plans: tuple[Sizes, ...] = ()
 
     def init(self, constraints: BatchConstraints) -> FixedState:
         """Returns the first plan."""
@@ -52,7 +52,7 @@ class ChangingPlans(Policy[FixedState]):
         return self._planned(observation.step + 1, constraints)
 
     def _planned(self, step: int, constraints: BatchConstraints) -> FixedState:
-        if self.plans is not None:
+        if self.plans:
             return FixedState(self.plans[step % len(self.plans)])
         workers = constraints.workers
         speeds = [1.0 + 4 * ((step + rank) % workers) for rank in range(workers)]

@@ -37,9 +37,8 @@ def train(*callbacks):
 
 folder, kind, at, rank, name = [*sys.argv[1:], "", "", ""][:5]
 # Beyond the default maximum of 44, in some of the steps at which a job continues.
-options = (
-    {"policy": ChangingPlans(((40, 16, 8), (10, 50, 4), (50, 1, 13)))} if kind == "noisy" else {}
-)
+changing = ChangingPlans(((40, 16, 8), (10, 50, 4), (50, 1, 13)))
+options = {"policy": changing} if kind == "noisy" else {}
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 balancer = lbbsp_tf.LoadBalancer(strategy, X, checkpoint=folder, every=4, **options)
 model, watch = train(End())
