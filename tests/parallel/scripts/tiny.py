@@ -1,5 +1,7 @@
 """The smallest job of each framework, on uneven plans that change in every step."""
 
+from functools import cache
+
 import numpy as np
 
 from lbbsp_core.testing import ChangingPlans
@@ -11,13 +13,20 @@ LABELS = FEATURES.sum(axis=1, keepdims=True)
 OPTIONS = {"policy": ChangingPlans(((14, 10), (5, 19))), "seed": 1}
 
 
+@cache
+def keras_strategy():
+    """The one of this process: TensorFlow may crash when a second one follows a training."""
+    import tensorflow as tf
+
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
 def keras_weights(**options):
     import keras
-    import tensorflow as tf
 
     import lbbsp_tf
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = keras_strategy()
     balancer = lbbsp_tf.LoadBalancer(strategy, X, logs=True, **OPTIONS, **options)
     keras.utils.set_random_seed(0)
     with strategy.scope():
