@@ -115,7 +115,7 @@ def _deal(room: Ints, amount: int) -> Ints:
     if int(room.sum()) == amount:
         return room
     most = range(int(room.max()) + 1)
-    rounds = bisect_right(most, amount, key=lambda each: int(np.minimum(room, each).sum())) - 1
+    rounds = bisect_right(most, amount, key=lambda count: int(np.minimum(room, count).sum())) - 1
     dealt = np.minimum(room, rounds)
     dealt[np.flatnonzero(room > rounds)[: amount - int(dealt.sum())]] += 1
     return dealt
@@ -264,8 +264,8 @@ def _near_optimum(ladders: Ladders, exponent: int, enough: Enough) -> _NearLadde
     if enough(low * ladders.weight):  # T* is 0 or negligible against 2^exponent
         low = np.zeros_like(low)
     index = np.flatnonzero(ladders.rungs(2.0**exponent * (1 + _MARGIN)) > low)
-    known = (low * ladders.weight).astype(np.int64)
-    return _NearLadders(_to_ticks(ladders.subset(index), exponent), index, known)
+    granules = (low * ladders.weight).astype(np.int64)
+    return _NearLadders(_to_ticks(ladders.subset(index), exponent), index, granules)
 
 
 def _to_ticks(ladders: Ladders, exponent: int) -> Ladders:

@@ -147,7 +147,7 @@ def _require_valid(costs: Sequence[Cost], wrong: Flags) -> None:
     """Raises ValueError for the first worker with a wrong segment."""
     if wrong.any():
         segments = [cost.segments() for cost in costs]
-        owners = chain.from_iterable([rank] * len(found) for rank, found in enumerate(segments))
+        owners = chain.from_iterable([rank] * len(pieces) for rank, pieces in enumerate(segments))
         rank = list(owners)[int(wrong.argmax())]
         raise ValueError(
             f"the cost of worker {rank} must be finite, >= 0, nondecreasing and start at 0 "
@@ -164,8 +164,8 @@ def _bounds(limits: Sequence[Limits] | None, workers: int, total: int) -> tuple[
             f"limits must have one entry for each of the {workers} workers, got {len(limits)}: "
             "pass one Limits per worker, or None"
         )
-    minima = [each.minimum for each in limits]
-    maxima = [total if each.maximum is None else min(each.maximum, total) for each in limits]
+    minima = [bounds.minimum for bounds in limits]
+    maxima = [total if bounds.maximum is None else min(bounds.maximum, total) for bounds in limits]
     if workers * total >= _MAX_EXACT:
         raise ValueError(
             f"workers * total must be below 2**53, got {workers} * {total}: lower the global batch "

@@ -200,8 +200,8 @@ class GlobalOrder(Order):
                 f"< global_batch_size = {global_batch_size}; lower global_batch_size or add data"
             )
         self.shuffle, self.drop_last, self.by_batch = shuffle, drop_last, by_batch
-        full, rest = divmod(self.num_samples, self.global_batch_size)
-        self.steps_per_pass = self.steps_per_epoch = full + (rest > 0 and not drop_last)
+        full, remainder = divmod(self.num_samples, self.global_batch_size)
+        self.steps_per_pass = self.steps_per_epoch = full + (remainder > 0 and not drop_last)
         if steps_per_epoch is not None:
             steps_per_epoch = require_whole("steps_per_epoch", steps_per_epoch, 1)
             self.steps_per_epoch = steps_per_epoch
@@ -261,14 +261,14 @@ def make_order(
     Raises:
         ValueError: The data set is smaller than one global batch, or `work` is wrong.
     """
-    given = GlobalOrder(num_samples, global_batch_size, **order)
-    if work is not None and given.by_batch:
+    global_order = GlobalOrder(num_samples, global_batch_size, **order)
+    if work is not None and global_order.by_batch:
         raise ValueError(
             "work= needs samples with numbers of their own, got a data set whose items are "
             "global batches: pass a data set whose items are samples, or leave work out"
         )
-    known = None if work is None else Work(work, num_samples)
-    full, rest = divmod(num_samples, global_batch_size)
+    sample_work = None if work is None else Work(work, num_samples)
+    full, remainder = divmod(num_samples, global_batch_size)
     steps_per_epoch = order.get("steps_per_epoch")
     if (steps_per_epoch or full) == 1 and workers > 1:
         logger.warning(
@@ -279,18 +279,18 @@ def make_order(
             global_batch_size,
         )
     most_workers = max(workers, most_workers)
-    if 0 < rest < most_workers * parts and not given.drop_last:
-        given = GlobalOrder(num_samples, global_batch_size, **{**order, "drop_last": True})
+    if 0 < remainder < most_workers * parts and not global_order.drop_last:
+        global_order = GlobalOrder(num_samples, global_batch_size, **{**order, "drop_last": True})
         logger.warning(
             "%d of %d samples are dropped in each epoch, because the last step would have "
             "fewer samples than the %d workers%s",
-            rest,
+            remainder,
             num_samples,
             most_workers,
             f" times {parts} parts of a batch" if parts > 1 else "",
         )
-    given.work = known
-    return given
+    global_order.work = sample_work
+    return global_order
 
 
 def _scaled(

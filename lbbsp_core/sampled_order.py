@@ -56,16 +56,16 @@ class SampledOrder(Order):
         self, epoch: int, indices: Sequence[int] | Indices, ends: Sequence[int] | Indices
     ) -> None:
         """Sets the samples of an epoch."""
-        found = (len(indices), len(ends))
-        if found != (self.num_samples, self.steps_per_epoch):
+        shape = (len(indices), len(ends))
+        if shape != (self.num_samples, self.steps_per_epoch):
             raise ValueError(
                 f"a sampler must give {self.num_samples} samples in {self.steps_per_epoch} steps "
-                f"in every epoch, as in the first, got {found[0]} in {found[1]} in epoch {epoch}: "
+                f"in every epoch, as in the first, got {shape[0]} in {shape[1]} in epoch {epoch}: "
                 "let its epochs have the same length"
             )
         drawn = (read_only(np.array(indices, np.int64)), read_only(np.array(ends, np.int64)))
         kept = sorted(set(self._epochs) - {epoch})[-_KEPT + 1 :]
-        self._epochs = {**{each: self._epochs[each] for each in kept}, epoch: drawn}
+        self._epochs = {**{number: self._epochs[number] for number in kept}, epoch: drawn}
 
     def drawn(self, epoch: int) -> tuple[Indices, Indices] | None:
         """Returns the samples of an epoch and the ends of its steps; None if it is not drawn."""
@@ -136,12 +136,12 @@ def cut(
 
     Returns samples; ends of the steps; whether these are batches of the sampler; dropped samples.
     """
-    given = list(items)
-    by_batch = bool(given) and np.ndim(given[0]) > 0
+    draws = list(items)
+    by_batch = bool(draws) and np.ndim(draws[0]) > 0
     if by_batch:
-        batches = [_indices(each) for each in given]
+        batches = [_indices(draw) for draw in draws]
     else:
-        batches = np.split(_indices(given), range(global_batch_size, len(given), global_batch_size))
+        batches = np.split(_indices(draws), range(global_batch_size, len(draws), global_batch_size))
     largest = max(map(len, batches), default=0)
     if largest > global_batch_size:
         raise ValueError(
@@ -157,15 +157,15 @@ def cut(
             "global_batch_size or add data"
         )
     dropped = sum(map(len, batches)) - sum(map(len, kept))
-    return np.concatenate(kept), np.cumsum([len(each) for each in kept]), by_batch, dropped
+    return np.concatenate(kept), np.cumsum([len(batch) for batch in kept]), by_batch, dropped
 
 
 def _indices(items: Any) -> Indices:
     """Returns items as indices."""
     with suppress(TypeError, ValueError):  # they may be lists of several lengths
-        found = np.asarray(items)
-        if found.ndim == 1 and (not len(found) or (found.dtype.kind in "iu" and found.min() >= 0)):
-            return found.astype(np.int64)
+        array = np.asarray(items)
+        if array.ndim == 1 and (not len(array) or (array.dtype.kind in "iu" and array.min() >= 0)):
+            return array.astype(np.int64)
     raise TypeError(
         f"a sampler must give indices >= 0, or lists of them, got {items!r:.80}: pass a sampler "
         "of the whole data set"

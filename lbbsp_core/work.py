@@ -75,10 +75,10 @@ class Work:
     """
 
     def __init__(self, values: npt.ArrayLike, num_samples: int) -> None:
-        given = _checked(values, num_samples)
-        self.mean = math.fsum(given) / num_samples
+        amounts = _checked(values, num_samples)
+        self.mean = math.fsum(amounts) / num_samples
         """Mean work of a sample, in the unit of the values."""
-        self.units: Ints = np.maximum(np.rint(given / self.mean * UNITS), 1).astype(np.int64)
+        self.units: Ints = np.maximum(np.rint(amounts / self.mean * UNITS), 1).astype(np.int64)
         """Work of each sample in units, >= 1, read-only."""
         self.units.flags.writeable = False
         self.digest = zlib.crc32(self.units.astype("<i8").tobytes())
@@ -92,20 +92,20 @@ class Work:
 
     def check_limits(self, limits: Sequence[Limits], global_batch_size: int) -> None:
         """Raises if many steps could not be divided within `Limits.maximum_work`."""
-        known = [each.maximum_work for each in limits if each.maximum_work is not None]
-        if len(known) < len(limits):
+        maxima = [bounds.maximum_work for bounds in limits if bounds.maximum_work is not None]
+        if len(maxima) < len(limits):
             return
-        if sum(known) < self.mean * global_batch_size:
+        if sum(maxima) < self.mean * global_batch_size:
             raise ValueError(
                 f"the sum of Limits.maximum_work must be at least the mean work of a step, "
-                f"{self.mean * global_batch_size:.4g}, got {sum(known):.4g}: raise maximum_work, "
+                f"{self.mean * global_batch_size:.4g}, got {sum(maxima):.4g}: raise maximum_work, "
                 "lower global_batch_size, or add workers"
             )
         largest = int(self.units.argmax())
-        if max(known) / self.mean * UNITS < self.units[largest]:
+        if max(maxima) / self.mean * UNITS < self.units[largest]:
             raise ValueError(
                 f"Limits.maximum_work must admit every sample, and sample {largest} has the work "
-                f"{self.units[largest] * self.mean / UNITS:.4g}, got {max(known):.4g}: raise "
+                f"{self.units[largest] * self.mean / UNITS:.4g}, got {max(maxima):.4g}: raise "
                 "maximum_work, or leave the sample out"
             )
 
@@ -132,8 +132,8 @@ class Work:
         samples = np.frombuffer(numbers, np.int64)
         ends = np.concatenate([[0], np.cumsum(self.units[samples])])
         most = [  # in units
-            None if each.maximum_work is None else int(each.maximum_work / self.mean * UNITS)
-            for each in limits
+            None if limit.maximum_work is None else int(limit.maximum_work / self.mean * UNITS)
+            for limit in limits
         ]
         targets = _targets(int(ends[-1]), plan, most)
         for grain in dict.fromkeys((granularity, 1)):
@@ -165,8 +165,8 @@ def _cuts(places: Ints, ends: Ints, targets: list[int], bounds: Sequence[_Bounds
     if all(map(_fits, bounds, sizes, work)):
         return nearest
     # Where the part of each worker may end, for every start: slow, and seldom needed.
-    known = {each: _span(places, ends, *each) for each in dict.fromkeys(bounds)}
-    spans = [known[each] for each in bounds]
+    span_by_bounds = {pair: _span(places, ends, *pair) for pair in dict.fromkeys(bounds)}
+    spans = [span_by_bounds[pair] for pair in bounds]
     # From which places the workers from a rank on can divide the rest.
     possible = [np.arange(final + 1) == final]
     for first, last in reversed(spans):
@@ -209,7 +209,7 @@ def require_work(work: Work | None, limits: Sequence[Limits], global_batch_size:
     """Raises if `Limits.maximum_work` is given and cannot be kept."""
     if work is not None:
         work.check_limits(limits, global_batch_size)
-    elif bounded := [each for each in limits if each.maximum_work is not None]:
+    elif bounded := [bounds for bounds in limits if bounds.maximum_work is not None]:
         raise ValueError(
             f"Limits.maximum_work needs the work of each sample, got {bounded[0]} without it: pass "
             "work= with the data set, or limit the samples by Limits.maximum"
@@ -233,22 +233,22 @@ def _targets(total: int, plan: Sequence[int], maxima: Sequence[int | None]) -> l
 def _checked(values: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.float64]:
     """Returns the work of each sample as floats."""
     try:
-        given = np.asarray(values, np.float64)
+        amounts = np.asarray(values, np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"work must be an array of numbers, one for each sample, got {type(values).__name__} "
             f"({error}): pass for example the number of tokens of each sample"
         ) from None
-    if given.shape != (num_samples,):
+    if amounts.shape != (num_samples,):
         raise ValueError(
             f"work must have the shape ({num_samples},), a number for each sample of the data set, "
-            f"got {given.shape}: pass the work of the whole data set, in its order"
+            f"got {amounts.shape}: pass the work of the whole data set, in its order"
         )
-    wrong = ~((given > 0) & (given <= _LARGEST))
+    wrong = ~((amounts > 0) & (amounts <= _LARGEST))
     if wrong.any():
         first = int(wrong.argmax())
         raise ValueError(
-            f"work must be finite, > 0 and at most {_LARGEST:g}, got {given[first]} for sample "
+            f"work must be finite, > 0 and at most {_LARGEST:g}, got {amounts[first]} for sample "
             f"{first}: give an empty sample a small work, such as 1 token"
         )
-    return given
+    return amounts

@@ -167,6 +167,6 @@ def slowest_instead(
         return [float((slowness * costs.seconds(plan)).max()) for plan in plans]
     slow = [busy / cost(x) for cost, x, busy in zip(costs, sizes, busy_seconds, strict=True)]
     return [
-        max(each * cost(y) for each, cost, y in zip(slow, costs, plan, strict=True))
+        max(ratio * cost(y) for ratio, cost, y in zip(slow, costs, plan, strict=True))
         for plan in plans
     ]

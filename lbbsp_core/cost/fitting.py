@@ -121,7 +121,9 @@ def repair(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
     notes = [_note(block) for block in blocks if len(block) > 1]
     kept = [*blocks[:-1], blocks[-1][-1:]] if len(blocks) > 1 else blocks
     pairs = zip(map(_mean, blocks), kept, strict=True)
-    return [Point(each.batch, mean, each.repeats) for mean, own in pairs for each in own], notes
+    return [
+        Point(point.batch, mean, point.repeats) for mean, block in pairs for point in block
+    ], notes
 
 
 def _mean(block: Sequence[Point]) -> float:
@@ -142,8 +144,8 @@ def _cross_validate(form: _Form, parameters: int, batches: Floats, seconds: Floa
         return None
     errors = []
     for left_out in range(len(batches)):
-        others = np.arange(len(batches)) != left_out
-        cost = form(batches[others], seconds[others])
+        mask = np.arange(len(batches)) != left_out
+        cost = form(batches[mask], seconds[mask])
         errors.append(abs(cost(float(batches[left_out])) / seconds[left_out] - 1))
     return round(float(np.mean(errors)), 6)
 
@@ -184,8 +186,8 @@ def _saturating(batches: Floats, seconds: Floats) -> Saturating:
         return cost(scaled)(batches) / seconds - 1
 
     first = [start.floor_seconds, start.overhead_seconds, start.seconds_per_sample] / unit
-    found = cost(least_squares(errors, first, bounds=(0, np.inf)).x)
-    return min((start, found), key=lambda cost: _loss(cost, batches, seconds))
+    solution = cost(least_squares(errors, first, bounds=(0, np.inf)).x)
+    return min((start, solution), key=lambda cost: _loss(cost, batches, seconds))
 
 
 def _with_knee(batches: Floats, seconds: Floats, knee: int) -> Saturating:

@@ -75,8 +75,8 @@ class CostShape:
         """
         if isinstance(cost, CostShape):
             return cost
-        own = float(cost.effective_samples(0))
-        return CostShape(cost, max_overhead=max(global_batch_size / (2 * workers), own))
+        overhead = float(cost.effective_samples(0))
+        return CostShape(cost, max_overhead=max(global_batch_size / (2 * workers), overhead))
 
     def init(self) -> CostShapeState:
         """Returns the state with the overhead of the prior."""

@@ -152,5 +152,5 @@ def _segments(batches: tuple[int, ...], seconds: tuple[float, ...]) -> tuple[Seg
     at_zero = max(0.0, t - slopes[0] * b) if slopes else 0.0
     below = (t - at_zero) / b
     slopes.append(slopes[-1] if slopes else below)
-    rest = [(b, t, slope) for (b, t), slope in zip(points, slopes, strict=True)]
-    return ((0, at_zero, below), *rest)
+    segments = [(b, t, slope) for (b, t), slope in zip(points, slopes, strict=True)]
+    return ((0, at_zero, below), *segments)

@@ -182,6 +182,6 @@ def _with_sum(choices: Sequence[Sequence[int]], total: int) -> Sizes | None:
         return None
     chosen: list[int] = []
     for numbers, before in zip(reversed(choices), reversed(sums[:-1]), strict=True):
-        rest = total - sum(chosen)
-        chosen.append(next(x for x in numbers if x <= rest and before >> (rest - x) & 1))
+        remainder = total - sum(chosen)
+        chosen.append(next(x for x in numbers if x <= remainder and before >> (remainder - x) & 1))
     return tuple(reversed(chosen))

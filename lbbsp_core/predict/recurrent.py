@@ -156,8 +156,8 @@ class Recurrent:
         """Splits the flat vector into W, U, b, ``(2 + hidden + 1, gates * hidden)``, a, c, d."""
         rows, columns = 3 + self.hidden, self._gates * self.hidden
         cell = weights[: rows * columns].reshape(rows, columns)
-        rest = weights[rows * columns :]
-        return cell, rest[: self.hidden], rest[self.hidden : -1], rest[-1:]
+        output = weights[rows * columns :]
+        return cell, output[: self.hidden], output[self.hidden : -1], output[-1:]
 
     def _initial(self, random: np.random.Generator) -> Array:
         """Returns initial weights: a random cell, and zero output."""

@@ -64,18 +64,18 @@ def replay(
         heapify(queue)
         while queue:
             now, rank = heappop(queue)
-            own, pace = claims[rank], paces[rank]
-            size = own.want(now - half)
-            begin, end = own.take(counter, size, now + half)
+            claimant, pace = claims[rank], paces[rank]
+            size = claimant.want(now - half)
+            begin, end = claimant.take(counter, size, now + half)
             counter += size
             if begin == end:
                 ends[rank] = now + half
                 continue
             ends[rank] = now + half + pace.part(end - begin)
-            if not own.is_empty:
+            if not claimant.is_empty:
                 heappush(queue, (ends[rank] + half, rank))
-        samples = [main + own.samples for main, own in zip(mains, claims, strict=True)]
-        parts = [own.parts for own in claims]
+        samples = [main + claimant.samples for main, claimant in zip(mains, claims, strict=True)]
+        parts = [claimant.parts for claimant in claims]
     return Shared(tuple(ends), tuple(samples), tuple(parts))
 
 
@@ -191,23 +191,24 @@ class Hindsight:
         mean = state.step_seconds or together
         pace = together / sum(sizes) * len(sizes)
         before, now = (
-            shortest_part(mean, claim_seconds + each * pace) for each in (state.overhead, overhead)
+            shortest_part(mean, claim_seconds + part_overhead * pace)
+            for part_overhead in (state.overhead, overhead)
         )
         if abs(now - before) > self.drift * mean:
             state = state._replace(costs=HindsightState().costs, steps=0, overhead=overhead)
-        found = self._seconds(sizes, paces, claim_seconds, mean, granularity)
+        estimates = self._seconds(sizes, paces, claim_seconds, mean, granularity)
         bias, hidden, seen = state.bias, state.hidden_seconds, seen or Seen()
         if seen.percent in FRACTIONS[1:]:
-            seconds = min(max(seen.seconds, found[0] / 2), found[0] * 2)
-            ratio = seconds / found[FRACTIONS.index(seen.percent)]
+            seconds = min(max(seen.seconds, estimates[0] / 2), estimates[0] * 2)
+            ratio = seconds / estimates[FRACTIONS.index(seen.percent)]
             bias += (ratio - bias) / self.patience
         else:
             bias += (1 - bias) / (10 * self.memory)  # it is tried again
             hidden += (seen.hidden_seconds - hidden) / self.patience
         steps = min(state.steps + 1, self.memory)
         costs = tuple(
-            cost + ((seconds + hidden * (percent > 0)) / found[0] - cost) / steps
-            for percent, cost, seconds in zip(FRACTIONS, state.costs, found, strict=True)
+            cost + ((seconds + hidden * (percent > 0)) / estimates[0] - cost) / steps
+            for percent, cost, seconds in zip(FRACTIONS, state.costs, estimates, strict=True)
         )
         best = min(range(1, len(FRACTIONS)), key=costs.__getitem__)
         gain = self.min_gain if state.percent else self.first_gain
@@ -225,10 +226,10 @@ class Hindsight:
         granularity: int,
     ) -> list[float]:
         """Returns the seconds of a step for each of the fractions."""
-        found = [estimate(sizes, percent, paces, claim_seconds) for percent in FRACTIONS]
-        if min(found) == found[0] or len(sizes) > self.max_replayed:
-            return found
+        estimates = [estimate(sizes, percent, paces, claim_seconds) for percent in FRACTIONS]
+        if min(estimates) == estimates[0] or len(sizes) > self.max_replayed:
+            return estimates
         return [
-            max(replay(sizes, each, paces, claim_seconds, step_seconds, granularity).seconds)
-            for each in FRACTIONS
+            max(replay(sizes, percent, paces, claim_seconds, step_seconds, granularity).seconds)
+            for percent in FRACTIONS
         ]

@@ -143,8 +143,8 @@ class _AsyncSimulation:
 
     def __post_init__(self) -> None:
         workers = self._cluster.workers
-        known = [True] * workers if self._config.first_use_seconds else None
-        self._rounds = Rounds(batch_constraints(self._cluster, self._config), self._policy, known)
+        flags = [True] * workers if self._config.first_use_seconds else None
+        self._rounds = Rounds(batch_constraints(self._cluster, self._config), self._policy, flags)
         used = self._predictor if self._policy.uses_costs else None
         shapes = [self._config.shape(worker, workers) for worker in range(workers)]
         self._estimators = [SpeedEstimator(used, shape) for shape in shapes]

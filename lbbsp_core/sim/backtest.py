@@ -94,7 +94,7 @@ def contenders(horizon: int = 1) -> dict[str, Predictor]:
 
     ``arima`` is left out if statsmodels (of the extra "arima") is not installed.
     """
-    available = (name for name, one in PREDICTORS.items() if one.is_available)
+    available = (name for name, component in PREDICTORS.items() if component.is_available)
     return {name: PREDICTORS.build(name, horizon=horizon) for name in available}
 
 
@@ -153,11 +153,11 @@ def _add_efficiencies(result: Evaluation, file: str, trace: Trace) -> None:
     """Adds the efficiencies of a trace to its scores, or a note if there are none."""
     scores = result.scores[file]
     try:
-        found = efficiencies(trace, result.forecasts[file], result.horizon)
+        efficiency_by_name = efficiencies(trace, result.forecasts[file], result.horizon)
     except ValueError as error:  # also of batches too small to divide
         result.notes[file] = f"no efficiency is computed: {error}"
         return
-    for name, efficiency in found.items():
+    for name, efficiency in efficiency_by_name.items():
         scores[name] = replace(scores[name], efficiency=efficiency)
 
 

@@ -141,14 +141,14 @@ def replay_trace(trace: Trace, workers: int | None = None) -> ReplayedCluster:
         for series in trace.series
     ]
     recorded = sorted(set.union(*map(set, by_step)))
-    common = [step for step in recorded if all(step in own for own in by_step)]
+    common = [step for step in recorded if all(step in measurements for measurements in by_step)]
     if len(common) < MIN_STEPS:
         raise TraceError(
             f"{trace.path}: the {len(by_step)} workers have only {len(common)} of "
             f"{len(recorded)} steps in common, at least {MIN_STEPS} are needed: record more, or "
             "remove workers that lack most of them"
         )
-    rows = [[own[step] for own in by_step] for step in common]
+    rows = [[measurements[step] for measurements in by_step] for step in common]
     left_out = len(recorded) - len(common)
     return ReplayedCluster(
         np.array([[float(m.samples_per_second) for m in row] for row in rows]),

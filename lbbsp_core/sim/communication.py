@@ -117,8 +117,8 @@ class ParameterServer(_Link):
 
     def alone(self) -> ServerLinks:
         """Returns the servers' links."""
-        own = self.bytes / self.bytes_per_second
-        return ServerLinks(own / self.servers, own, self.latency_seconds)
+        transfer_seconds = self.bytes / self.bytes_per_second
+        return ServerLinks(transfer_seconds / self.servers, transfer_seconds, self.latency_seconds)
 
 
 @dataclass(frozen=True, slots=True)

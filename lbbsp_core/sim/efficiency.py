@@ -49,8 +49,8 @@ def efficiencies(
         True
     """
     labelled = [
-        _labelled(own, [made[rank] for made in forecasts.values()])
-        for rank, own in enumerate(trace.series)
+        _labelled(series, [made[rank] for made in forecasts.values()])
+        for rank, series in enumerate(trace.series)
     ]
     recorded = replay_trace(replace(trace, series=tuple(labelled)))
     config = SimConfig(
@@ -61,11 +61,11 @@ def efficiencies(
     # no plan is made for steps after the last one
     never = (((math.nan,) * len(forecasts),) * recorded.workers,)
     cluster = replace(recorded, known=ahead + never * (recorded.steps - len(ahead)))
-    found = {}
+    efficiency_by_name = {}
     for number, name in enumerate(forecasts):
         run = run_bsp(cluster, config, LoadBalanced(), _Known(number))
-        found[name] = best / run.total_seconds
-    return found
+        efficiency_by_name[name] = best / run.total_seconds
+    return efficiency_by_name
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _Known:
 def _labelled(series: Series, forecasts: Sequence[Floats]) -> Series:
     """Returns a series whose drivers are the forecasts of the same step, one of each predictor."""
     measurements = tuple(
-        replace(one, drivers=tuple(float(made[number]) for made in forecasts))
-        for number, one in enumerate(series.measurements)
+        replace(measurement, drivers=tuple(float(made[number]) for made in forecasts))
+        for number, measurement in enumerate(series.measurements)
     )
     return replace(series, measurements=measurements)

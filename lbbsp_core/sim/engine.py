@@ -125,9 +125,9 @@ def run_bsp(
         alone = cluster.seconds(step, samples.amounts(step, sizes[step]))
         busy[step] = alone if reserve is None else reserve.seconds(step, sizes[step].tolist())
         if config.first_use_seconds:
-            own = set(enumerate(sizes[step].tolist()))
-            busy[step, [rank for rank, _ in own - used]] += config.first_use_seconds
-            used |= own
+            pairs = set(enumerate(sizes[step].tolist()))
+            busy[step, [rank for rank, _ in pairs - used]] += config.first_use_seconds
+            used |= pairs
         # A pace shows in any number of samples.
         planner.finish(step, busy[step] if reserve is None else alone)
         notices.of(planner.policy_state, f"step {step + config.lag}")

@@ -253,8 +253,8 @@ class EventLoop:
                 kept = self._waiting if worker in self._waiting else self._departed
                 kept[worker] = kept[worker]._replace(update=self._updates)
             self._updates += bool(aggregate)
-            told = self.on_update
-            if told is not None and any([told(worker, now) for worker in aggregate]):
+            callback = self.on_update
+            if callback is not None and any([callback(worker, now) for worker in aggregate]):
                 self._ended = True
                 waiting, self._waiting = self._waiting, {}
                 yield from (iteration._replace(release=now) for iteration in waiting.values())

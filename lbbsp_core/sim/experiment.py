@@ -230,8 +230,8 @@ def chosen_runs(
         for name, predictor in _named(PREDICTORS, predictors).items()
     }
     runs = []
-    for sync, given in _named(SYNCHRONISERS, syncs).items():
-        synchroniser = SYNCHRONISERS.resolve(given)
+    for sync, choice in _named(SYNCHRONISERS, syncs).items():
+        synchroniser = SYNCHRONISERS.resolve(choice)
         for name, kind in kinds.items():
             if name in shares and (preemption or sync != LOCKSTEP):
                 raise ValueError(
@@ -254,24 +254,26 @@ def chosen_runs(
 
 def _different() -> list[str]:
     """Returns the policies, but for those that only observe, which are alike in virtual time."""
-    kinds = {name: one.cls for name, one in POLICIES.items()}
+    kinds = {name: component.cls for name, component in POLICIES.items()}
     return [name for name, kind in kinds.items() if not (kind.is_static and kind.uses_costs)]
 
 
-def _named(registry: Registry[T], given: Sequence[T | str]) -> dict[str, T | str]:
+def _named(registry: Registry[T], components: Sequence[T | str]) -> dict[str, T | str]:
     """Returns components by the names that tables show, each once."""
-    if not given:
+    if not components:
         raise ValueError(f"no {registry.kind} is named: choose from {', '.join(registry)}")
-    if isinstance(given, str):
-        raise TypeError(f"give a list of {registry.kind} names, got {given!r}: write [{given!r}]")
-    return {registry.name_of(one): one for one in given}
+    if isinstance(components, str):
+        raise TypeError(
+            f"give a list of {registry.kind} names, got {components!r}: write [{components!r}]"
+        )
+    return {registry.name_of(component): component for component in components}
 
 
-def _kind_of(given: Policy | str) -> Policy | type[Policy]:
+def _kind_of(policy: Policy | str) -> Policy | type[Policy]:
     """Reads a policy and checks its options, but for those that depend on the cluster."""
-    if not isinstance(given, str):
-        return POLICIES.resolve(given)
-    component = POLICIES.parse(given)
+    if not isinstance(policy, str):
+        return POLICIES.resolve(policy)
+    component = POLICIES.parse(policy)
     if not component.accepts("shares"):
         component.build()
     return component.cls

@@ -86,7 +86,7 @@ def _trace(path: str | Path) -> tuple[Trace, list[StepLine]]:
     if is_known.any():
         if without := int((~is_known).sum()):
             notes += (f"steps left out because their driving factors are unknown: {without}",)
-        usable = [line for line, known in zip(usable, is_known, strict=True) if known]
+        usable = [line for line, flag in zip(usable, is_known, strict=True) if flag]
         drivers = drivers[is_known]
         for name, never in zip(names, np.isnan(drivers).all(axis=0), strict=True):
             if never.any():
@@ -102,8 +102,8 @@ def _trace(path: str | Path) -> tuple[Trace, list[StepLine]]:
     steps = np.array([line.step for line in usable], np.int64)
     series = []
     for rank in range(workers):
-        known = zip(usable, filled[:, :, rank].tolist(), strict=True)
-        measured = [Measurement(x.amounts[rank], x.busy_seconds[rank], tuple(d)) for x, d in known]
+        pairs = zip(usable, filled[:, :, rank].tolist(), strict=True)
+        measured = [Measurement(x.amounts[rank], x.busy_seconds[rank], tuple(d)) for x, d in pairs]
         series.append(Series(rank, steps, tuple(measured)))
     folder = Path(path)
     trace = Trace(folder if folder.name else folder.resolve(), names, tuple(series), notes)

@@ -257,9 +257,9 @@ def read_scenario(table: Mapping[str, object], name: str, folder: Path | None = 
         >>> read_scenario({"cores": [9, 12, 18], "noise": {"kind": "pareto"}}, "mine").noise
         Pareto(alpha=3.0)
     """
-    known = [option.name for option in fields(Scenario)]
+    keys = [option.name for option in fields(Scenario)]
     for key in table:
-        require_known("key", key, known)
+        require_known("key", key, keys)
     values: dict[str, Any] = {"name": name, **table}
     for key in ("speeds", "cores", "profiles"):
         if key in values:
@@ -297,9 +297,9 @@ def _read_table(key: str, table: object) -> object:
 
 
 def _build(where: str, build: Callable[..., T], options: Mapping[str, object]) -> T:
-    known = [option.name for option in fields(build) if option.init]  # type: ignore[arg-type]
+    keys = [option.name for option in fields(build) if option.init]  # type: ignore[arg-type]
     for name in options:
-        require_known(f"key of {where}", name, known or ["kind"])
+        require_known(f"key of {where}", name, keys or ["kind"])
     try:
         return build(**options)
     except TypeError as error:
@@ -326,11 +326,11 @@ def _toml(text: str) -> dict[str, object]:
 def _check_values(key: str, value: object) -> None:
     """Checks that a TOML value, with all that it contains, is one of which scenarios consist."""
     if isinstance(value, dict):
-        for name, each in value.items():
-            _check_values(f"{key}.{name}" if key else name, each)
+        for name, entry in value.items():
+            _check_values(f"{key}.{name}" if key else name, entry)
     elif isinstance(value, list):
-        for number, each in enumerate(value):
-            _check_values(f"{key}[{number}]", each)
+        for number, entry in enumerate(value):
+            _check_values(f"{key}[{number}]", entry)
     elif isinstance(value, int | float):
         never = key == "preemption.mean_down_seconds" and value == math.inf
         if not (abs(value) < _LARGEST or never):

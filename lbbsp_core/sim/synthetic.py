@@ -47,9 +47,9 @@ class SyntheticCluster(SimulatedCluster):
     def _lines(self) -> AffineArray | None:
         """Undisturbed curves in arrays if all of them are straight."""
         segments = [curve.segments() for curve in self.curves]
-        if any(len(own) > 1 for own in segments):
+        if any(len(pieces) > 1 for pieces in segments):
             return None
-        return AffineArray(*np.array([own[0][1:] for own in segments], np.float64).T)
+        return AffineArray(*np.array([pieces[0][1:] for pieces in segments], np.float64).T)
 
     @cached_property
     def _delay_seconds(self) -> Floats:

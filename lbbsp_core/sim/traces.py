@@ -122,8 +122,16 @@ def write_trace(path: str | Path, trace: Trace) -> None:
     writer = csv.writer(text, lineterminator="\n")  # which writes all digits of a float
     writer.writerow(names)
     for series in trace.series:
-        for step, one in zip(series.steps.tolist(), series.measurements, strict=True):
-            writer.writerow((series.worker, step, one.samples, one.busy_seconds, *one.drivers))
+        for step, measurement in zip(series.steps.tolist(), series.measurements, strict=True):
+            writer.writerow(
+                (
+                    series.worker,
+                    step,
+                    measurement.samples,
+                    measurement.busy_seconds,
+                    *measurement.drivers,
+                )
+            )
     write_whole(path, text.getvalue().encode())
 
 
@@ -158,23 +166,23 @@ def _series(
     path: Path, names: list[str], reader: Iterator[list[str]]
 ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
     """Reads the rows; returns the series of each worker, and notes on what was repaired."""
-    found: dict[int, dict[int, tuple[int, Measurement]]] = {}  # line and values by worker and step
+    table: dict[int, dict[int, tuple[int, Measurement]]] = {}  # line and values by worker and step
     rows = [(line, cells) for line, cells in enumerate(reader, start=2) if cells]
     notes = _number_workers(rows, names.index("worker"))
     for line, cells in rows:
         worker, step, measurement = _row(f"{path}, line {line}", names, cells)
-        own = found.setdefault(worker, {})
-        if step in own:
+        entries = table.setdefault(worker, {})
+        if step in entries:
             raise TraceError(
                 f"{path}, line {line}, column 'step': worker {worker} has step {step} already in "
-                f"line {own[step][0]}: keep one of the two"
+                f"line {entries[step][0]}: keep one of the two"
             )
-        own[step] = line, measurement
+        entries[step] = line, measurement
     series = []
-    for worker, own in sorted(found.items()):
-        steps = np.array(sorted(own), np.int64)
-        series.append(Series(worker, steps, tuple(own[step][1] for step in steps.tolist())))
-        if late := [own[step][0] for before, step in pairwise(own) if step < before]:
+    for worker, entries in sorted(table.items()):
+        steps = np.array(sorted(entries), np.int64)
+        series.append(Series(worker, steps, tuple(entries[step][1] for step in steps.tolist())))
+        if late := [entries[step][0] for before, step in pairwise(entries) if step < before]:
             notes.append(f"worker {worker}: steps out of order from line {late[0]}: sorted by step")
         if missing := int(steps[-1] - steps[0]) + 1 - len(steps):
             notes.append(
@@ -187,12 +195,12 @@ def _series(
 
 def _number_workers(rows: list[tuple[int, list[str]]], column: int) -> list[str]:
     """Replaces names of workers, if all have one, by numbers; returns a note that tells them."""
-    known = [cells for _, cells in rows if column < len(cells)]
-    names = sorted({cells[column].strip() for cells in known}, key=_natural)
+    complete_rows = [cells for _, cells in rows if column < len(cells)]
+    names = sorted({cells[column].strip() for cells in complete_rows}, key=_natural)
     if not all(names) or any(map(_is_number, names)) or not names:
         return []
     numbers = {name: str(number) for number, name in enumerate(names)}
-    for cells in known:
+    for cells in complete_rows:
         cells[column] = numbers[cells[column].strip()]
     listed = ", ".join(map(shortened, names[:_LISTED])) + ", ..." * (len(names) > _LISTED)
     return [f"workers are numbered from 0 on by name: {listed}"]

@@ -46,12 +46,12 @@ class Clocks(NamedTuple):
 
     def after_join(self, worker: int) -> Clocks:
         """Returns the clocks with `worker` at the count of the slowest."""
-        known = len(self.counts)
-        require_inactive(worker, 0 <= worker < known and self.counts[worker] >= 0, known)
+        workers = len(self.counts)
+        require_inactive(worker, 0 <= worker < workers and self.counts[worker] >= 0, workers)
         return self._with_count(worker, self.min_count)
 
     def _with_count(self, worker: int, count: int) -> Clocks:
         counts, least = replaced(self.counts, worker, count), self.min_count
         if least not in counts:  # the slowest worker has pushed or left
-            least = min((each for each in counts if each >= 0), default=least)
+            least = min((clock for clock in counts if clock >= 0), default=least)
         return Clocks(counts, least)

@@ -96,15 +96,17 @@ class DSSP:
     def push(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
         """Applies the push; releases the worker if it has a credit or a lead of at most s_L."""
         clocks = state.clocks.after_push(worker)
-        own = state.workers[worker]
-        require_running(worker, not own.waits)
-        own = own._replace(pushes=(*own.pushes[-1:], require_time(now)))
-        workers = replaced(state.workers, worker, own)
-        granted = own.credits or self._grant(DSSPState(clocks, workers), worker)
+        worker_state = state.workers[worker]
+        require_running(worker, not worker_state.waits)
+        worker_state = worker_state._replace(pushes=(*worker_state.pushes[-1:], require_time(now)))
+        workers = replaced(state.workers, worker, worker_state)
+        granted = worker_state.credits or self._grant(DSSPState(clocks, workers), worker)
         waits = not granted and clocks.lead(worker) > self.lower
-        own = own._replace(credits=max(granted - 1, 0), waits=waits)
-        after, others = self._release(state.clocks, clocks, replaced(workers, worker, own))
-        release = others if waits else tuple(sorted((*others, worker)))
+        worker_state = worker_state._replace(credits=max(granted - 1, 0), waits=waits)
+        after, other_ranks = self._release(
+            state.clocks, clocks, replaced(workers, worker, worker_state)
+        )
+        release = other_ranks if waits else tuple(sorted((*other_ranks, worker)))
         return after, SyncDecision((worker,), release)
 
     def finish(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
@@ -126,10 +128,10 @@ class DSSP:
         """Releases the waiting workers whose lead is within s_L since the slowest has moved."""
         released: list[int] = []
         if clocks.min_count != before.min_count:
-            for rank, (count, known) in enumerate(zip(clocks.counts, workers, strict=True)):
-                if known.waits and count - clocks.min_count <= self.lower:
+            for rank, (count, worker) in enumerate(zip(clocks.counts, workers, strict=True)):
+                if worker.waits and count - clocks.min_count <= self.lower:
                     released.append(rank)
-                    workers = replaced(workers, rank, known._replace(waits=False))
+                    workers = replaced(workers, rank, worker._replace(waits=False))
         return DSSPState(clocks, workers), tuple(released)
 
     def _grant(self, state: DSSPState, worker: int) -> int:

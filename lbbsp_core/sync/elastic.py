@@ -129,8 +129,8 @@ class ElasticBSP:
         self, state: ElasticState, worker: int, now: float
     ) -> tuple[ElasticState, SyncDecision]:
         """Adds the worker with one iteration until the barrier, and observes it from now on."""
-        known = len(state.runners)
-        require_inactive(worker, 0 <= worker < known and state.runners[worker].active, known)
+        workers = len(state.runners)
+        require_inactive(worker, 0 <= worker < workers and state.runners[worker].active, workers)
         runners = replaced(state.runners, worker, Runner(released=require_time(now)))
         return ElasticState(runners), SyncDecision(release=(worker,))
 
@@ -161,7 +161,7 @@ class ElasticBSP:
 
 
 def _active(state: ElasticState, worker: int) -> Runner:
-    known = len(state.runners)
-    runner = state.runners[worker] if 0 <= worker < known else Runner(active=False)
-    require_active(worker, runner.active, known)
+    workers = len(state.runners)
+    runner = state.runners[worker] if 0 <= worker < workers else Runner(active=False)
+    require_active(worker, runner.active, workers)
     return runner

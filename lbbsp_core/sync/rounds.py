@@ -91,10 +91,10 @@ class Rounds:
             return
         measured = self.measured(worker, samples, busy_seconds)
         if self._first_uses:
-            known = self._first_uses[worker].after(
+            first_uses = self._first_uses[worker].after(
                 samples, busy_seconds, self._predicted(worker, samples), excluded=excluded
             )
-            self._first_uses[worker] = known.ran(samples, busy_seconds)
+            self._first_uses[worker] = first_uses.ran(samples, busy_seconds)
         excluded = excluded or measured is None
         self._latest[worker] = samples, measured or 0.0, cost, excluded
         self._missing.discard(worker)
@@ -110,7 +110,8 @@ class Rounds:
         self._missing &= self.active
         if present and self.policy.accepts_narrower_limits:
             limits = (
-                own if rank in present else Limits(0, 0) for rank, own in enumerate(self._limits)
+                bounds if rank in present else Limits(0, 0)
+                for rank, bounds in enumerate(self._limits)
             )
             self.constraints = replace(self.constraints, limits=tuple(limits))
             self._decide(learns=False)
@@ -126,15 +127,19 @@ class Rounds:
 
     def _decide(self, *, learns: bool = True) -> None:
         pairs = zip(self._latest, self.constraints.limits, strict=True)
-        latest = (_AWAY if bounds.maximum == 0 else own for own, bounds in pairs)
+        latest = (_AWAY if bounds.maximum == 0 else iteration for iteration, bounds in pairs)
         sizes, seconds, costs, flags = zip(*latest, strict=True)
         excluded = tuple(rank for rank, flag in enumerate(flags) if flag or not learns)
         constraints = self.constraints
         uses = zip(self._first_uses, constraints.limits, strict=False)
-        known = tuple(_NO_USES if bounds.maximum == 0 else own for own, bounds in uses)
-        observation = Observation(self._round, sizes, seconds, excluded, costs, first_uses=known)
+        first_uses = tuple(
+            _NO_USES if bounds.maximum == 0 else worker_uses for worker_uses, bounds in uses
+        )
+        observation = Observation(
+            self._round, sizes, seconds, excluded, costs, first_uses=first_uses
+        )
         if self._is_known is not None:
-            constraints = bound_growth(constraints, known, self.sizes, self._is_known)
+            constraints = bound_growth(constraints, first_uses, self.sizes, self._is_known)
         self._state = self.policy.update(self._state, constraints, observation)
         self.notices.of(self._state, f"round {self._round + 1}")
         self._round += 1
