@@ -33,12 +33,13 @@ def versions() -> Iterator[tuple[str, str]]:
     """Yields names and versions, without importing what they name."""
     yield "lbbsp", __version__
     yield "Python", platform.python_version()
-    found: dict[str, str] = {}
+    versions_by_name: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = re.sub(r"[-_.]+", "-", distribution.name or "").lower()
         if FRAMEWORKS.fullmatch(name):
-            found.setdefault(name, distribution.version)  # the first of a name is imported
-    yield from sorted(found.items())
+            # The first of a name is imported.
+            versions_by_name.setdefault(name, distribution.version)
+    yield from sorted(versions_by_name.items())
 
 
 COMMANDS: Final = {
@@ -67,10 +68,10 @@ class LazyCommand(TyperCommand):
         module = import_module(f"lbbsp_core.cli.{self.name}")
         app.command(self.name, context_settings=settings)(getattr(module, str(self.name)))
         command = get_command(app)
-        for each in command.params:
-            _name_value(each)
-            if each.param_type_name == "argument":
-                _show_metavar(each)
+        for parameter in command.params:
+            _name_value(parameter)
+            if parameter.param_type_name == "argument":
+                _show_metavar(parameter)
         return command  # type: ignore[return-value]
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
@@ -116,8 +117,8 @@ def _name_value(parameter: Any) -> None:
         except typer.BadParameter as error:
             from lbbsp_core.validate import shortened
 
-            if found := re.search("integer|number|float", error.message):
-                kind = "an integer" if found[0] == "integer" else "a number"
+            if match := re.search("integer|number|float", error.message):
+                kind = "an integer" if match[0] == "integer" else "a number"
                 error.message = f"must be {kind}, got {shortened(value)}"
             raise
 

@@ -90,6 +90,9 @@ def replayed_trace(trace: Trace) -> Contention:
         )
     place = trace.drivers.index(COLUMN)
     return [
-        replayed((float(each.busy_seconds), each.drivers[place]) for each in series.measurements)
+        replayed(
+            (float(measurement.busy_seconds), measurement.drivers[place])
+            for measurement in series.measurements
+        )
         for series in trace.series
     ]

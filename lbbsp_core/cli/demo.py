@@ -97,11 +97,11 @@ def demo(
 
 def _disturbance(speeds: Sequence[float], busy: Sequence[float]) -> str:
     """Returns that workers were hardly unequal in spite of the emulation, if they were."""
-    emulated, found = max(speeds) / min(speeds), max(busy) / min(busy)
-    if found - 1 >= (emulated - 1) / 2:
+    emulated, slowdown = max(speeds) / min(speeds), max(busy) / min(busy)
+    if slowdown - 1 >= (emulated - 1) / 2:
         return ""
     return (
-        f"With even batches the slowest worker took only {times(found)} as long as the fastest "
+        f"With even batches the slowest worker took only {times(slowdown)} as long as the fastest "
         f"one, though {times(emulated)} were emulated: other programs use this machine. Run the "
         "demo again when it is quiet."
     )

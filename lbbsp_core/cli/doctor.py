@@ -75,8 +75,8 @@ def _print(out: Console, diagnosis: Diagnosis) -> None:
 
 def _right(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
     """Yields checks that found nothing, and what they say; all patches as one."""
-    right = [each for each in findings if each.status == "ok"]
-    patches = [each for each in right if each.check.startswith(_PATCH)]
-    yield from ((each.check, each.message) for each in right if each not in patches)
+    right = [finding for finding in findings if finding.status == "ok"]
+    patches = [finding for finding in right if finding.check.startswith(_PATCH)]
+    yield from ((finding.check, finding.message) for finding in right if finding not in patches)
     if patches:
         yield "patches", f"{len(patches)} in place where this version needs them, see --json"

@@ -98,12 +98,15 @@ def _print(out: Console, result: Evaluation) -> None:
     figures = "MAPE", "update", "predict", "p99.9"
     costs = options.FiguresTable(("predictor",), figures, title=title)
     for name in names:
-        own = [scores[name] for scores in traces]
+        predictor_scores = [scores[name] for scores in traces]
         update, predict = (
-            f"{fmean(getattr(score, key) for score in own):.1f}"
+            f"{fmean(getattr(score, key) for score in predictor_scores):.1f}"
             for key in ("update_us", "predict_us")
         )
-        mape, tail = fmean(score.mape for score in own), max(score.p999_us for score in own)
+        mape, tail = (
+            fmean(score.mape for score in predictor_scores),
+            max(score.p999_us for score in predictor_scores),
+        )
         costs.add_row(_label(name), f"{mape:.1%}", update, predict, f"{tail:.0f}")
     out.print(costs)
 
@@ -121,8 +124,8 @@ def _by_trace(
     for file in (*result.scores, mean):
         name = file.removesuffix(".csv").replace("_", " ")  # breaks at spaces in a narrow terminal
         table.add_column(escape(name), justify="right", overflow="fold", min_width=6)
-    known = [[value for value in column if value is not None] for column in columns]
-    marked = [best(column, default=None) for column in known]
+    number_columns = [[value for value in column if value is not None] for column in columns]
+    marked = [best(column, default=None) for column in number_columns]
     for name, *row in zip(result.predictors, *columns, strict=True):
         table.add_row(_label(name), *map(_cell, row, marked))
     return table

@@ -172,8 +172,8 @@ class SafeConsole(Console):
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
         """Yields the segments of what is to be written."""
-        for each in super().render(renderable, options):
-            yield each if each.control else Segment(printable(each.text), each.style)
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 def consoles(json_file: Path | None, inputs: Iterable[str | Path] = ()) -> tuple[Console, Console]:
@@ -232,7 +232,7 @@ def require_writable_file(
         raise ValueError(
             f"{option} must be a file, got -: name one, only --json can write to standard output"
         )
-    read = (Path(each, name) for each in inputs for name in ("", "run.jsonl"))
+    read = (Path(input_path, name) for input_path in inputs for name in ("", "run.jsonl"))
     if os.path.realpath(path) in map(os.path.realpath, read):
         raise ValueError(f"{option} must not be a file that is read, got {path}: name another")
     require_writable(option, path)

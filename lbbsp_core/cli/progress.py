@@ -24,6 +24,6 @@ def countdown(
     )
     with progress.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(beginning, total=total)
-        yield lambda what, more, steps: bar.update(
-            task, advance=steps, description=f"{what} {more}"
+        yield lambda subject, more, steps: bar.update(
+            task, advance=steps, description=f"{subject} {more}"
         )

@@ -208,8 +208,8 @@ class _Results(NamedTuple):
         """Prints the results, and writes what is asked for."""
         rows = [result.row for result in results]
         for _, group in groupby(rows, key=lambda row: (row.name, row.workers)):
-            out.print(_table(own := list(group)))
-            for row in own:
+            out.print(_table(group_rows := list(group)))
+            for row in group_rows:
                 for text in row.notices[:2]:
                     options.note(out, f"{row.title}: {text}")
                 if more_turns := len(row.notices[2:]):
@@ -274,10 +274,10 @@ def simulate(
         parse_predictors(predictors or (_QUICK if inputs.scenario else DEFAULT)),
         clusters.lag,
         split_names(sync),
-        preemption=any(one.preempted for one in entrants),
+        preemption=any(entrant.preempted for entrant in entrants),
     )
-    with countdown(err, len(runs) * sum(one.steps for one in entrants)) as advance:
-        experiments = (one.experiment() for one in entrants)
+    with countdown(err, len(runs) * sum(entrant.steps for entrant in entrants)) as advance:
+        experiments = (entrant.experiment() for entrant in entrants)
         compared = [
             result if results.plots is not None else result._replace(run=None)  # type: ignore[arg-type]
             for result in run_experiments(experiments, runs, progress=advance)

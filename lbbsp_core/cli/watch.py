@@ -114,14 +114,14 @@ def render(view: View, rows: int | None = None, wait: float = 0.0) -> Group:
 
     After an end, it says that a restart is awaited for `wait` seconds.
     """
-    workers, rest = view.workers, ""
+    workers, footer = view.workers, ""
     if rows is not None and len(workers) > rows:
         by_time = sorted(workers, key=lambda worker: worker.busy_seconds or 0.0, reverse=True)
         workers = tuple(by_time[:rows])
-        rest = f"and {len(by_time) - rows} more workers, none of which is slower"
+        footer = f"and {len(by_time) - rows} more workers, none of which is slower"
     state = Text(f"{view.framework}: ", "bold").append(*_progress(view, wait))
     said = (_pace(view), _who_waits(view), *_causes(view), *_figures(view))
-    sentences = [Text(each) for each in said if each]
+    sentences = [Text(sentence) for sentence in said if sentence]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("#", "host", "device"):
         table.add_column(name, overflow="fold", min_width=len(name))
@@ -135,7 +135,7 @@ def render(view: View, rows: int | None = None, wait: float = 0.0) -> Group:
         texts = ("-" if value is None else grouped(value) for value in values)
         cells = map(Text, (*_cells(worker), *texts))
         table.add_row(*cells, style="bold" if worker.rank == view.slowest else "")
-    return Group(state, *sentences, table, rest)
+    return Group(state, *sentences, table, footer)
 
 
 def _await_start(run: LiveRun, err: Console, limit: float | None, interval: float) -> None:

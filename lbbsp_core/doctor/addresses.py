@@ -41,23 +41,23 @@ class Task(NamedTuple):
 def resolve(hosts: Iterable[str], seconds: float = RESOLVE_SECONDS) -> Mapping[str, Numbers]:
     """Resolves names of hosts, all at once."""
     late = f"the name service did not answer within {seconds:g} s"
-    found: dict[str, Numbers] = dict.fromkeys(hosts, late)
+    numbers: dict[str, Numbers] = dict.fromkeys(hosts, late)
 
     def look_up(host: str) -> None:
         try:
             infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            found[host] = list(dict.fromkeys(str(info[4][0]) for info in infos))
+            numbers[host] = list(dict.fromkeys(str(info[4][0]) for info in infos))
         except (OSError, UnicodeError) as error:
-            found[host] = getattr(error, "strerror", None) or str(error)
+            numbers[host] = getattr(error, "strerror", None) or str(error)
 
     # Daemons, not joined for good: the C library may take longer than we wait.
-    threads = [threading.Thread(target=look_up, args=(each,), daemon=True) for each in found]
+    threads = [threading.Thread(target=look_up, args=(host,), daemon=True) for host in numbers]
     for thread in threads:
         thread.start()
     end = monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, end - monotonic()))
-    return dict(found)
+    return dict(numbers)
 
 
 def is_local(numbers: Numbers) -> bool:
@@ -97,12 +97,12 @@ def user_of(port: int) -> tuple[str, bool]:
     And whether it only waits on behalf of a worker of lbbsp, and yields to one that starts.
     """
     with suppress(psutil.Error, OSError):
-        for each in psutil.net_connections("tcp"):
-            listens = each.status == psutil.CONN_LISTEN
-            if listens and each.laddr and each.laddr.port == port and each.pid:
-                process = psutil.Process(each.pid)
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN
+            if listens and connection.laddr and connection.laddr.port == port and connection.pid:
+                process = psutil.Process(connection.pid)
                 yields = any(word.endswith(_START_WATCH) for word in process.cmdline())
-                return f"process {each.pid} ({process.name()})", yields
+                return f"process {connection.pid} ({process.name()})", yields
     return "another process", False
 
 

@@ -47,8 +47,8 @@ def tf_cluster(text: str) -> Cluster | None:
         for kind in sorted(kinds, key=lambda kind: ("chief", "worker", kind).index(kind))
         for index, address in enumerate(kinds[kind])
     }
-    own = tasks.get((task.get("type"), task.get("index")))
-    return Cluster(tuple(tasks.values()), own) if tasks else None
+    own_task = tasks.get((task.get("type"), task.get("index")))
+    return Cluster(tuple(tasks.values()), own_task) if tasks else None
 
 
 def _task(name: str, address: str) -> Task:
@@ -59,17 +59,17 @@ def _task(name: str, address: str) -> Task:
 
 def check_tf_config(text: str) -> Iterator[Finding]:
     """Checks the value of ``TF_CONFIG`` itself."""
-    if found := variables.tf_config_problem(text):
+    if fault := variables.tf_config_problem(text):
         shown = text if len(text) <= 300 else f"{text[:300]}..."
-        yield problem("TF_CONFIG", f"{found}: {shown}", variables.TF_CONFIG_REMEDY)
+        yield problem("TF_CONFIG", f"{fault}: {shown}", variables.TF_CONFIG_REMEDY)
         return
     cluster = tf_cluster(text)
     if cluster is None:
         yield ok("TF_CONFIG", "is not set, or names no cluster: one worker, without balancing")
         return
     names = [task.name for task in cluster.tasks]
-    own = cluster.own.name if cluster.own else "an evaluator, which takes no part in training"
-    yield ok("TF_CONFIG", f"{len(names)} tasks ({', '.join(names)}); this is {own}")
+    own_name = cluster.own.name if cluster.own else "an evaluator, which takes no part in training"
+    yield ok("TF_CONFIG", f"{len(names)} tasks ({', '.join(names)}); this is {own_name}")
     yield from check_ports(cluster)
     if any(name.startswith("ps ") for name in names):
         text = "names parameter servers, on which lbbsp does not train with TensorFlow"
@@ -89,38 +89,38 @@ def check_ports(cluster: Cluster) -> Iterator[Finding]:
 def check_addresses(cluster: Cluster, resolve: Resolve = addresses.resolve) -> Iterator[Finding]:
     """Checks that the names of a cluster resolve, and that the own address is here and free."""
     numbers = resolve([task.host for task in cluster.tasks])
-    own = numbers[cluster.own.host] if cluster.own else ""
+    own_numbers = numbers[cluster.own.host] if cluster.own else ""
     alone = all(is_local(numbers[task.host]) for task in cluster.tasks)
     for task in cluster.tasks:
-        found = numbers[task.host]
-        if isinstance(found, str):
+        answer = numbers[task.host]
+        if isinstance(answer, str):
             remedy = "correct the name, enter it in DNS or /etc/hosts, or use an IP number"
-            yield problem(str(task), f"{task.host!r} has no address: {found}", remedy)
+            yield problem(str(task), f"{task.host!r} has no address: {answer}", remedy)
         elif task == cluster.own:
-            yield from _check_own(task, found, alone=alone)
-        elif is_local(found) and not alone and found == own:
-            yield _only_here(str(task), found)
-        elif is_local(found) and not alone:
-            text = f"{', '.join(found)} is this machine itself, but others are on other machines"
+            yield from _check_own(task, answer, alone=alone)
+        elif is_local(answer) and not alone and answer == own_numbers:
+            yield _only_here(str(task), answer)
+        elif is_local(answer) and not alone:
+            text = f"{', '.join(answer)} is this machine itself, but others are on other machines"
             yield problem(str(task), text, "use an address under which all hosts reach it")
         else:
-            yield _check_route(task, found)
+            yield _check_route(task, answer)
 
 
 def _check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[Finding]:
     """Checks the address of this process's own task."""
     check = f"{task}, this task"
-    own = [number for number in numbers if addresses.is_own(number)]
-    if not own:
+    matches = [number for number in numbers if addresses.is_own(number)]
+    if not matches:
         text = f"{', '.join(numbers)} is not an address of this machine: others look elsewhere"
         remedy = "correct the task's index here, or its address (unless something forwards it here)"
         yield problem(check, text, remedy)
         return
     busy = list(check_port(check, task.port, "all TF_CONFIGs"))
-    if is_local(own) and not alone:
-        yield _only_here(check, own)
+    if is_local(matches) and not alone:
+        yield _only_here(check, matches)
     elif not busy:
-        yield ok(check, f"is {', '.join(own)} on this machine, and port {task.port} is free")
+        yield ok(check, f"is {', '.join(matches)} on this machine, and port {task.port} is free")
     yield from busy
 
 
@@ -144,18 +144,18 @@ def check_dmlc(
     environment: Mapping[str, str], resolve: Resolve = addresses.resolve
 ) -> Iterator[Finding]:
     """Checks the variables of MXNet's transport."""
-    given = {
+    settings = {
         name: environment[name]
         for name in variables.DMLC_NAMES
         if environment.get(name, "").strip()
     }
-    if found := variables.dmlc_problem(given):
-        yield problem("DMLC_*", found, variables.DMLC_REMEDY)
+    if fault := variables.dmlc_problem(settings):
+        yield problem("DMLC_*", fault, variables.DMLC_REMEDY)
         return
-    if not given:
+    if not settings:
         yield ok("DMLC_*", "are not set: one worker, without balancing")
         return
-    role, host, port, servers, workers = (given[name] for name in variables.DMLC_NAMES)
+    role, host, port, servers, workers = (settings[name] for name in variables.DMLC_NAMES)
     text = f"this is a {role} of {workers} workers and {servers} servers"
     yield ok("DMLC_*", f"{text}; the scheduler listens at {host}:{port}")
     yield from _check_root(role, Task("scheduler", host, int(port)), resolve)
@@ -170,13 +170,13 @@ def _check_root(role: str, root: Task, resolve: Resolve) -> Iterator[Finding]:
         yield problem(check, f"{root.host!r} has no address: {numbers}", remedy)
         return
     shown, listens = ", ".join(numbers), role == "scheduler"
-    own = [number for number in numbers if addresses.is_own(number)]
-    if listens and not own:
+    matches = [number for number in numbers if addresses.is_own(number)]
+    if listens and not matches:
         remedy = "start the scheduler on that machine, or correct DMLC_PS_ROOT_URI everywhere"
         yield problem(check, f"{shown} is not an address of this machine", remedy)
         return
     where = "DMLC_PS_ROOT_PORT everywhere"
-    busy = list(check_port(check, root.port, where, own)) if listens else []
+    busy = list(check_port(check, root.port, where, matches)) if listens else []
     if is_local(numbers):
         remedy = "on several machines, set DMLC_PS_ROOT_URI to an address that all of them reach"
         yield note(check, f"{shown} is this machine itself: all processes must run here", remedy)
@@ -197,9 +197,9 @@ def _check_node_host(environment: Mapping[str, str], resolve: Resolve) -> Iterat
     elif host and not any(map(addresses.is_own, numbers)):
         yield problem("DMLC_NODE_HOST", f"{host!r} is not an address of this machine", remedy)
     interface = environment.get("DMLC_INTERFACE", "").strip()
-    known = sorted(psutil.net_if_addrs())
-    if interface and interface not in known:
-        text = f"must be one of {', '.join(known)}, got {interface!r}"
+    interfaces = sorted(psutil.net_if_addrs())
+    if interface and interface not in interfaces:
+        text = f"must be one of {', '.join(interfaces)}, got {interface!r}"
         yield problem("DMLC_INTERFACE", text, "correct it, or leave it out")
 
 
@@ -218,9 +218,9 @@ def check_slurm(environment: Mapping[str, str]) -> Iterator[Finding]:
     rank, tasks, nodes, per_node = (step[name] for name in _SLURM)
     numbers = [int(text) for text in (rank, tasks) if re.fullmatch("[0-9]{1,9}", text)]
     if len(numbers) < 2 or not numbers[0] < numbers[1] == _total(per_node):
-        given = ", ".join(f"{name}={value}" for name, value in step.items())
+        listing = ", ".join(f"{name}={value}" for name, value in step.items())
         remedy = "start the workers with srun, and set none of these variables yourself"
-        yield problem("Slurm", f"job {job}: its variables contradict each other: {given}", remedy)
+        yield problem("Slurm", f"job {job}: its variables contradict each other: {listing}", remedy)
         return
     yield ok("Slurm", f"job {job}, task {rank} of {tasks} on {nodes} ({per_node} a node)")
     if environment.get("TF_CONFIG", "").strip():

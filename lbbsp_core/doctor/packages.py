@@ -64,7 +64,7 @@ def framework_version(name: str) -> str | None:
 def check_versions(frameworks: Collection[str]) -> list[Finding]:
     """Checks Python and all packages that the installed parts of lbbsp require."""
     try:
-        own = metadata.metadata(DISTRIBUTION)
+        own_metadata = metadata.metadata(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         remedy = "pip install --editable . in its folder, or pip install lbbsp"
         return [note("lbbsp", "is not installed, so that no versions can be compared", remedy)]
@@ -74,13 +74,13 @@ def check_versions(frameworks: Collection[str]) -> list[Finding]:
         extras += ["keras", "tf-cpu" if installed_version("tensorflow-cpu") else "tf"]
     if "mxnet" in frameworks:
         extras += ["mx"]
-    found = [
-        ok("lbbsp", own["Version"]),
-        check_python(platform.python_version(), own["Requires-Python"] or ""),
+    findings = [
+        ok("lbbsp", own_metadata["Version"]),
+        check_python(platform.python_version(), own_metadata["Requires-Python"] or ""),
         *check_packages(requirements, extras, framework_version),
         *check_optional(requirements, installed_version),
     ]
-    return list(dict.fromkeys(found))  # several extras may require the same package
+    return list(dict.fromkeys(findings))  # several extras may require the same package
 
 
 def check_python(version: str, supported: str) -> Finding:
@@ -97,32 +97,37 @@ def check_packages(
     """Compares installed packages with the requirements of some extras."""
     for extra in extras:
         needed = list(of_extra(requirements, extra))
-        bounded = {each.name for each in needed if each.specifier}
-        for each in needed:
-            if each.specifier or each.name not in bounded:  # an extra of it may be listed again
-                yield _compared(each, extra, version(each.name))
+        bounded = {requirement.name for requirement in needed if requirement.specifier}
+        for requirement in needed:
+            # An extra of it may be listed again.
+            if requirement.specifier or requirement.name not in bounded:
+                yield _compared(requirement, extra, version(requirement.name))
 
 
 def check_optional(requirements: Collection[str], version: Installed) -> Iterator[Finding]:
     """Compares the packages of the extras of `PURPOSES`, which may be missing."""
     for extra, purpose in PURPOSES.items():
-        for each in of_extra(requirements, extra):
-            if (found := version(each.name)) is None:
+        for requirement in of_extra(requirements, extra):
+            if (current_version := version(requirement.name)) is None:
                 remedy = f"pip install {installation.extra(extra)}"
-                yield note(each.name, f"is not installed, but needed for {purpose}", remedy)
+                yield note(requirement.name, f"is not installed, but needed for {purpose}", remedy)
             else:
-                yield _compared(each, extra, found)
+                yield _compared(requirement, extra, current_version)
 
 
 def of_extra(requirements: Iterable[str], extra: str) -> Iterator[Requirement]:
     """Yields the requirements that an extra adds in this Python, without those on lbbsp itself."""
 
-    def applies(each: Requirement, name: str) -> bool:
-        return each.marker is None or each.marker.evaluate({"extra": name})
+    def applies(package: Requirement, name: str) -> bool:
+        return package.marker is None or package.marker.evaluate({"extra": name})
 
-    for each in map(Requirement, requirements):
-        if each.name != DISTRIBUTION and applies(each, extra) and not (extra and applies(each, "")):
-            yield each
+    for requirement in map(Requirement, requirements):
+        if (
+            requirement.name != DISTRIBUTION
+            and applies(requirement, extra)
+            and not (extra and applies(requirement, ""))
+        ):
+            yield requirement
 
 
 def _compared(requirement: Requirement, extra: str, version: str | None) -> Finding:
@@ -183,12 +188,12 @@ def check_framework(
     """
     plugin, check = framework.plugin, f"import {framework.plugin}"
     hidden = {"TF_CONFIG", "LBBSP_MARKS", *DMLC_NAMES}
-    given = {name: value for name, value in environment.items() if name not in hidden}
+    variables = {name: value for name, value in environment.items() if name not in hidden}
     try:
         done = subprocess.run(
             command or [sys.executable, "-m", f"{plugin}.doctor"],
             # With another backend, which is a finding of its own, nothing could be imported.
-            env={"TF_CPP_MIN_LOG_LEVEL": "2", **given, "KERAS_BACKEND": "tensorflow"},
+            env={"TF_CPP_MIN_LOG_LEVEL": "2", **variables, "KERAS_BACKEND": "tensorflow"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -216,8 +221,8 @@ def _failure(framework: Framework, check: str, status: int, stderr: str) -> Find
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else f"status {status} without a message"
     if last.startswith("ImportError: mxnet "):  # names its own remedy
-        message, _, own = last.removeprefix("ImportError: ").rpartition(": ")
-        return problem(check, message, own)
+        message, _, own_remedy = last.removeprefix("ImportError: ").rpartition(": ")
+        return problem(check, message, own_remedy)
     remedies = [remedy for sign, remedy in _STDERR_REMEDIES.items() if sign in last]
     return problem(check, f"fails: {last}", (remedies or [try_it])[0])
 
@@ -226,9 +231,9 @@ def check_settings(
     environment: Mapping[str, str], frameworks: Collection[str] = ()
 ) -> list[Finding]:
     """Checks the environment variables of Keras, of XLA and of lbbsp."""
-    found = [] if set(frameworks) == {"mxnet"} else [*_keras(environment), *_xla(environment)]
-    found += _run_dir(environment)
-    return found or [ok("environment variables", "none of them disturbs")]
+    findings = [] if set(frameworks) == {"mxnet"} else [*_keras(environment), *_xla(environment)]
+    findings += _run_dir(environment)
+    return findings or [ok("environment variables", "none of them disturbs")]
 
 
 def _keras(environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -237,8 +242,8 @@ def _keras(environment: Mapping[str, str]) -> Iterator[Finding]:
         remedy = "unset TF_USE_LEGACY_KERAS, and use models of Keras 3 (import keras)"
         yield problem("TF_USE_LEGACY_KERAS", text, remedy)
     # Keras ignores an empty variable, and then reads its file.
-    given = environment.get("KERAS_BACKEND")
-    check, backend = ("KERAS_BACKEND", given) if given else _keras_file(environment)
+    setting = environment.get("KERAS_BACKEND")
+    check, backend = ("KERAS_BACKEND", setting) if setting else _keras_file(environment)
     if backend != "tensorflow":
         text = f"says {shortened(backend)}, but lbbsp_tf trains with tensorflow"
         yield problem(check, text, "export KERAS_BACKEND=tensorflow")
