@@ -109,14 +109,14 @@ class PartTimer:
         Returns:
             What it returns; equal positions if nothing is left.
         """
-        asked = self.elapsed()
+        busy_seconds = self.elapsed()
         if self._begun:
-            self._times.append((self._begun, asked - self.seconds))
+            self._times.append((self._begun, busy_seconds - self.seconds))
         else:
-            self._main_seconds = asked
-        begin, end = ask(asked) if ask else (0, 0)
-        self.seconds = self.elapsed() if ask else asked
-        self.waits += [self.seconds - asked] if ask else []
+            self._main_seconds = busy_seconds
+        begin, end = ask(busy_seconds) if ask else (0, 0)
+        self.seconds = self.elapsed() if ask else busy_seconds
+        self.waits += [self.seconds - busy_seconds] if ask else []
         self._begun = end - begin
         self.samples += self._begun
         self.parts += self._begun > 0

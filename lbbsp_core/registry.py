@@ -50,13 +50,21 @@ class Component(Generic[T]):
     @property
     def open_fields(self) -> dict[str, inspect.Parameter]:
         """Fields of the class that are not among the options, by name, in their order."""
-        own = inspect.signature(self.cls).parameters if dataclasses.is_dataclass(self.cls) else {}
-        return {name: one for name, one in own.items() if name not in self.options}
+        parameters = (
+            inspect.signature(self.cls).parameters if dataclasses.is_dataclass(self.cls) else {}
+        )
+        return {
+            name: parameter for name, parameter in parameters.items() if name not in self.options
+        }
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of the open fields without a default."""
-        return tuple(name for name, one in self.open_fields.items() if one.default is one.empty)
+        return tuple(
+            name
+            for name, parameter in self.open_fields.items()
+            if parameter.default is parameter.empty
+        )
 
     @property
     def is_available(self) -> bool:
@@ -87,7 +95,7 @@ class Component(Generic[T]):
 
         Texts without ``=`` fill the open fields in their order; `text` names the result.
         """
-        names, given = list(self.open_fields), dict[str, object]()
+        names, values = list(self.open_fields), dict[str, object]()
         if options and not names:
             raise ValueError(f"{self.text} takes no options, got {text!r}: write {self.text}")
         for position, option in enumerate(options):
@@ -100,10 +108,10 @@ class Component(Generic[T]):
                     )
                 name, value = names[position], option
             require_known(f"option of {self.text}", name, names)
-            if name in given:
+            if name in values:
                 raise ValueError(f"{text!r} gives the option {name} twice: leave one out")
-            given[name] = _read(f"{self.text}: {name}", value, get_type_hints(self.cls)[name])
-        return dataclasses.replace(self, text=text, options={**self.options, **given})
+            values[name] = _read(f"{self.text}: {name}", value, get_type_hints(self.cls)[name])
+        return dataclasses.replace(self, text=text, options={**self.options, **values})
 
 
 class Registry(dict[str, Component[T]]):
@@ -148,7 +156,11 @@ class Registry(dict[str, Component[T]]):
         """Returns the text itself, the name of an equal component, or else the object's repr."""
         if isinstance(value, str):
             return value
-        complete = (name for name, one in self.items() if one.is_available and not one.missing)
+        complete = (
+            name
+            for name, component in self.items()
+            if component.is_available and not component.missing
+        )
         return next((name for name in complete if self.build(name) == value), repr(value))
 
     def _lacking(self, value: object) -> list[str]:
@@ -203,25 +215,25 @@ _READERS: Final[dict[object, tuple[str, Callable[[str], object]]]] = {
 """How fields of these types are described and read."""
 
 
-def _read(what: str, text: str, kind: object) -> object:
+def _read(label: str, text: str, kind: object) -> object:
     """Returns the value of a field of type `kind` that is written as `text`."""
     expected = []
-    for one in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
-        literal = get_args(one) if get_origin(one) is Literal else ()
-        choices = {each: each for each in literal if isinstance(each, str)}
-        if not choices and one not in _READERS:
+    for member in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
+        literal = get_args(member) if get_origin(member) is Literal else ()
+        choices = {choice: choice for choice in literal if isinstance(choice, str)}
+        if not choices and member not in _READERS:
             continue
-        form, read = (" or ".join(choices), choices.__getitem__) if choices else _READERS[one]
+        form, read = (" or ".join(choices), choices.__getitem__) if choices else _READERS[member]
         try:
             return read(text)
         except (ValueError, KeyError):
             expected.append(form)
     if not expected:
         raise ValueError(
-            f"{what} cannot be written as text: define a class with the value as its default, and "
+            f"{label} cannot be written as text: define a class with the value as its default, and "
             "name it by module:Name"
         )
-    raise ValueError(f"{what} must be {' or '.join(expected)}, got {text!r}")
+    raise ValueError(f"{label} must be {' or '.join(expected)}, got {text!r}")
 
 
 POLICIES: Final[Registry[policy.Policy]] = Registry(

@@ -123,13 +123,13 @@ def nearest(name: str, known: Collection[str]) -> str | None:
         >>> nearest("mean_up", ["mean_up_seconds", "mean_down_seconds"])
         'mean_up_seconds'
     """
-    folded = {one.casefold(): one for one in known}
-    given = name.casefold()
-    found = difflib.get_close_matches(given, folded, n=1, cutoff=0.66)
-    if not found and len(given) >= 4:
-        begun = [one for one in folded if one.startswith(given)]
-        found = begun if len(begun) == 1 else []
-    return folded[found[0]] if found else None
+    folded = {candidate.casefold(): candidate for candidate in known}
+    folded_name = name.casefold()
+    matches = difflib.get_close_matches(folded_name, folded, n=1, cutoff=0.66)
+    if not matches and len(folded_name) >= 4:
+        begun = [candidate for candidate in folded if candidate.startswith(folded_name)]
+        matches = begun if len(begun) == 1 else []
+    return folded[matches[0]] if matches else None
 
 
 def parse_json(data: bytes, where: str) -> object:
@@ -149,8 +149,10 @@ def printable(text: str) -> str:
     """
     width_0 = "Cf"  # marks of direction and joiners: with a "?", columns would not fit
     return "".join(
-        each if each.isprintable() or each == "\n" else "?" * (category(each) != width_0)
-        for each in text
+        character
+        if character.isprintable() or character == "\n"
+        else "?" * (category(character) != width_0)
+        for character in text
     )
 
 
@@ -161,7 +163,7 @@ def one_line(text: str, longest: int = 80) -> str:
         >>> one_line("a\x1b[31m\nb")
         'a?[31m?b'
     """
-    return "".join(each if each.isprintable() else "?" for each in text[:longest])
+    return "".join(character if character.isprintable() else "?" for character in text[:longest])
 
 
 def shortened(value: object) -> str:

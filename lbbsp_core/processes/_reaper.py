@@ -40,13 +40,13 @@ def main() -> None:
 
 def processes_of(folder: str) -> list[int]:
     """Returns the processes of a job; none where there is no ``/proc``, and no zombies."""
-    entry, found = os.fsencode(f"{JOB}={folder}"), []
+    entry, process_ids = os.fsencode(f"{JOB}={folder}"), []
     for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         # OSError: it has ended, or belongs to another user.
         with suppress(OSError), open(f"/proc/{name}/environ", "rb") as stream:
             if entry in stream.read().split(b"\0"):
-                found.append(int(name))
-    return found
+                process_ids.append(int(name))
+    return process_ids
 
 
 def remove_cgroup(cgroup: str) -> None:

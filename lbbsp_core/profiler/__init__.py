@@ -120,21 +120,21 @@ def profile_step(
     else:
         runner = StepProcess(*_split_target(step), arguments, timeout)
     with closing(runner):
-        found = sweep.run(runner.step, progress or (lambda *_: None))
-        if not found.points:
+        sweep_result = sweep.run(runner.step, progress or (lambda *_: None))
+        if not sweep_result.points:
             raise ProfileError(
                 f"step(1) already runs out of memory ({runner.failure}): profile on a larger "
                 "device, or check whether the failure has another cause"
             )
         device = runner.device
-    points, notes = repair(found.points)
-    if found.slow:
+    points, notes = repair(sweep_result.points)
+    if sweep_result.slow:
         notes.append(
             f"no batch above {points[-1].batch} was tried: a step took longer than "
             f"{sweep.longest_step:g} s"
         )
     fits = fit_costs(points)
-    return ProfileResult(device, tuple(points), found.out_of_memory_at, fits, tuple(notes))
+    return ProfileResult(device, tuple(points), sweep_result.out_of_memory_at, fits, tuple(notes))
 
 
 def _split_target(step: str | Path) -> tuple[str, str]:

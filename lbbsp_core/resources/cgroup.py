@@ -31,15 +31,15 @@ def hierarchies(host: Host, controller: str) -> list[list[Cgroup]]:
         return []
     lines = [line.split(":", 2) for line in memberships if line.count(":") >= 2]
     owns = {name: PurePosixPath(path) for _, names, path in lines for name in names.split(",")}
-    found = []
+    cgroup_lists = []
     for version, root, mount in sorted(_mounts(mounts, controller)):
-        own = owns.get(controller if version == 1 else "")
-        if own is not None:
-            path = mount / own.relative_to(root) if own.is_relative_to(root) else mount
+        own_path = owns.get(controller if version == 1 else "")
+        if own_path is not None:
+            path = mount / own_path.relative_to(root) if own_path.is_relative_to(root) else mount
             path = path if host.resolve(path).is_dir() else mount
             ancestors = [parent for parent in path.parents if parent.is_relative_to(mount)]
-            found.append([Cgroup(version, directory) for directory in (path, *ancestors)])
-    return found
+            cgroup_lists.append([Cgroup(version, directory) for directory in (path, *ancestors)])
+    return cgroup_lists
 
 
 def own_cgroups(host: Host, controller: str) -> list[Cgroup]:

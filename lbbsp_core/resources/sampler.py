@@ -86,22 +86,22 @@ class ResourceSampler:
             self._open(self.names, logging.INFO)
         else:
             of_quota = DEFAULT_QUOTA_NAMES if cpu_quotas(self._host) else ()
-            wanted = (*DEFAULT_NAMES, *of_quota, *DEFAULT_GPU_NAMES)
-            self._open(wanted, logging.DEBUG)
+            default_names = (*DEFAULT_NAMES, *of_quota, *DEFAULT_GPU_NAMES)
+            self._open(default_names, logging.DEBUG)
             readable = {factor.name for polled in self._sources for factor in polled.source.factors}
-            self.names = tuple(name for name in wanted if name in readable)
+            self.names = tuple(name for name in default_names if name in readable)
         self._values = dict.fromkeys(self.names, 0.0)
         self._update()
 
-    def _open(self, wanted: Sequence[str], level: int) -> None:
+    def _open(self, factor_names: Sequence[str], level: int) -> None:
         """Opens the sources of some factors, or logs that one is unavailable."""
         self._sources: list[PolledSource] = []
         for open_source, names in SOURCES.items():
-            if set(wanted).isdisjoint(names.split()):
+            if set(factor_names).isdisjoint(names.split()):
                 continue
             host = replace(self._host, opened=ExitStack())
             try:
-                self._sources.append(PolledSource(open_source(host), host, wanted))
+                self._sources.append(PolledSource(open_source(host), host, factor_names))
             except Exception as error:  # no such file, or another format: other kernels, sandboxes
                 text = "The driving factors %s are unavailable here and stay 0: %s"
                 _logger.log(level, text, ", ".join(names.split()), error)
