@@ -20,11 +20,11 @@ def copied(value: T) -> T:
     return copy
 
 
-def unchanged(what: str, state: object, call: Callable[[], T]) -> T:
+def unchanged(method: str, state: object, call: Callable[[], T]) -> T:
     """Returns the result of `call`, which must leave `state` unchanged."""
     before = pickled(state)
     result = call()
-    assert pickled(state) == before, f"{what} changed the state it was given"
+    assert pickled(state) == before, f"{method} changed the state it was given"
     return result
 
 

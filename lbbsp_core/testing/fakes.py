@@ -97,8 +97,8 @@ def exchange_in_process(
             balancer.set_peers(peer_info)
     slots = np.zeros((len(balancers), len(balancers), WIDTH), np.float32)
     for rank, (balancer, busy) in enumerate(zip(balancers, busy_seconds, strict=True)):
-        own = drivers[rank] if drivers else ()
-        message = balancer.report(busy, excluded=rank in excluded, drivers=own)
+        own_drivers = drivers[rank] if drivers else ()
+        message = balancer.report(busy, excluded=rank in excluded, drivers=own_drivers)
         slots[rank, rank] = encode(message)
     messages = tuple(map(decode, slots.sum(axis=0)))
     for balancer in balancers:

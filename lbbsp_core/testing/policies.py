@@ -91,14 +91,14 @@ def check_plan(sizes: Sizes, cluster: BatchConstraints) -> None:
 
 def _narrowed(cluster: BatchConstraints, seed: int, steps: int) -> list[BatchConstraints]:
     """Returns constraints of `init` and of each step, with limits around the even plan."""
-    source, even, given = random.Random(seed), Even().init(cluster).sizes, [cluster]
+    source, even, constraints = random.Random(seed), Even().init(cluster).sizes, [cluster]
     for _ in range(steps):
         if source.random() < 0.3:
             limits = map(partial(_around, source), even, cluster.limits)
-            given.append(dataclasses.replace(cluster, limits=tuple(limits)))
+            constraints.append(dataclasses.replace(cluster, limits=tuple(limits)))
         else:
-            given.append(given[-1])
-    return given
+            constraints.append(constraints[-1])
+    return constraints
 
 
 def _around(source: random.Random, size: int, bounds: Limits) -> Limits:
@@ -120,34 +120,38 @@ class _Run(NamedTuple):
         self, policy: Policy, state: Any, first: int = 0, *, with_costs: bool = True
     ) -> Iterator[tuple[Sizes, Sizes]]:
         """Yields the plans of the run from step `first` on, and those of a replay."""
-        expected, given = self.states[first + 1 :], self.given[first + 1 :]
-        for old, cluster, seen in zip(expected, given, self.observations[first:], strict=True):
+        expected, constraints = self.states[first + 1 :], self.given[first + 1 :]
+        for old, cluster, observation in zip(
+            expected, constraints, self.observations[first:], strict=True
+        ):
             if not with_costs:
-                seen = dataclasses.replace(seen, costs=(None,) * cluster.workers)
-            state = policy.update(state, cluster, seen)
+                observation = dataclasses.replace(observation, costs=(None,) * cluster.workers)
+            state = policy.update(state, cluster, observation)
             yield old.sizes, state.sizes
 
 
 def _check_policy_run(
-    policy: Policy, source: random.Random, given: Sequence[BatchConstraints]
+    policy: Policy, source: random.Random, constraints: Sequence[BatchConstraints]
 ) -> None:
     """Checks a run under the constraints of `init` and of each step."""
     before = pickled(policy)
-    run = _run_policy(policy, given, source)
+    run = _run_policy(policy, constraints, source)
     assert pickled(policy) == before, f"init or update changed {policy!r} itself"
     _check_policy_replay(run)
     _check_policy_flags(run)
     sizes = [len(pickled(state)) for state in run.states]
     half, late = max(sizes[: len(sizes) // 2]), max(sizes)
-    assert late <= half + SLACK * given[0].workers, (
+    assert late <= half + SLACK * constraints[0].workers, (
         f"the state of {policy!r} must stay small: {half}, {late} bytes"
     )
 
 
-def _run_policy(policy: Policy, given: Sequence[BatchConstraints], source: random.Random) -> _Run:
+def _run_policy(
+    policy: Policy, constraints: Sequence[BatchConstraints], source: random.Random
+) -> _Run:
     """Runs a policy in a loop."""
-    first, *later = given
-    run = _Run(policy, given, [policy.init(first)], [])
+    first, *later = constraints
+    run = _Run(policy, constraints, [policy.init(first)], [])
     check_plan(run.states[0].sizes, first)
     speeds = [source.uniform(10.0, 100.0) for _ in first.limits]
     for step, cluster in enumerate(later):

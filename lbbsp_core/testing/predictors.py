@@ -134,7 +134,7 @@ def _check_bounded(predictor: Predictor, series: Sequence[Measurement]) -> None:
 
 def _check_arrays(predictor: Predictor, workers: Sequence[Sequence[Measurement]]) -> None:
     joint = [
-        Measurement(*np.array([(one.samples, one.busy_seconds) for one in row], float).T)
+        Measurement(*np.array([(entry.samples, entry.busy_seconds) for entry in row], float).T)
         for row in zip(*workers, strict=True)
     ]
     together, _ = _drive(predictor, predictor.init(), joint)
@@ -157,5 +157,5 @@ def _drive(
     return predictions, state
 
 
-def _same(one: npt.ArrayLike, other: npt.ArrayLike) -> bool:
-    return bool(np.array_equal(one, other, equal_nan=True))
+def _same(prediction: npt.ArrayLike, other: npt.ArrayLike) -> bool:
+    return bool(np.array_equal(prediction, other, equal_nan=True))

@@ -156,7 +156,7 @@ def _noisy_seconds(source: random.Random) -> Callable[[int, int], float]:
 
 def _changes(source: random.Random, workers: int) -> Iterator[Change]:
     """Yields workers that leave, sometimes until none is active, and join, some of them new."""
-    active, time, known = set(range(workers)), 0.0, workers
+    active, time, next_worker = set(range(workers)), 0.0, workers
     for _ in range(40):
         time += source.choice((0.0, 0.5, 3.0))
         if active and source.random() < 0.5:
@@ -164,9 +164,9 @@ def _changes(source: random.Random, workers: int) -> Iterator[Change]:
             active.remove(worker)
             yield Change(time, worker)
         else:
-            worker = source.choice(sorted(set(range(known + 1)) - active))
+            worker = source.choice(sorted(set(range(next_worker + 1)) - active))
             active.add(worker)
-            known = max(known, worker + 1)
+            next_worker = max(next_worker, worker + 1)
             yield Change(time, worker, joins=True)
 
 

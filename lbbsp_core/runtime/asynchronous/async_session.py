@@ -142,8 +142,8 @@ class AsyncSession:
                 sync=self.sync,
                 policy=self.policy,
                 predictor=self._estimator.predictor,
-                hosts=[each.host for each in names],
-                devices=[each.device(rank) for rank, each in enumerate(names)],
+                hosts=[identity.host for identity in names],
+                devices=[identity.device(rank) for rank, identity in enumerate(names)],
             )
             self._client.record = open_record(self._record_path, header)
 
@@ -199,8 +199,8 @@ class AsyncSession:
             self._part = None
             self._claims.clear()
             return True
-        asked = Question.AWAITED, self._iterations, self._limit
-        return ends_together(self.sync) and bool(self._client.ask(*asked).first)
+        question = Question.AWAITED, self._iterations, self._limit
+        return ends_together(self.sync) and bool(self._client.ask(*question).first)
 
     def claim_part(self, samples: int) -> bool:
         """Claims a part of the running iteration, when a batch of `samples` of it is computed.

@@ -98,8 +98,8 @@ class Client:
     def tell(self, identity: Identity) -> None:
         """Tells the names of this worker."""
         first = _names_of(self._servers.rank)
-        for place, told in reversed([*enumerate(identity.pack())]):  # the length comes last
-            self.ask(Question.TELL, first + place, told)
+        for place, integer in reversed([*enumerate(identity.pack())]):  # the length comes last
+            self.ask(Question.TELL, first + place, integer)
 
     def identities(self) -> list[Identity]:
         """Returns the names of all workers; waits until they have told them."""
@@ -111,7 +111,7 @@ class Client:
         while not (length := self.ask(Question.READ, first).first):
             time.sleep(_LONGEST_PAUSE_SECONDS)
         places = range(first + 1, first + 1 + len(to_integers(bytes(length))))
-        return Identity.unpack([length, *(self.ask(Question.READ, each).first for each in places)])
+        return Identity.unpack([length, *(self.ask(Question.READ, fact).first for fact in places)])
 
     def drain(self) -> None:
         """Records the pushes since the last call."""

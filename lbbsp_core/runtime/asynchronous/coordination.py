@@ -139,11 +139,18 @@ class CoordinatorService:
         (worker,) = np.flatnonzero(table.any(axis=1)).tolist()
         question, number, *values = unpack(table[worker])
         self._answers[worker] = number, *self._decide(worker, Question(question), values)
-        known = self._coordinator
-        counts = known.pushes, known.updates, len(known.rounds.active), int(known.has_reserve)
+        coordinator = self._coordinator
+        counts = (
+            coordinator.pushes,
+            coordinator.updates,
+            len(coordinator.rounds.active),
+            int(coordinator.has_reserve),
+        )
         answers = (
             Answer(number, released, *counts, first, second)
-            for (number, first, second), released in zip(self._answers, known.released, strict=True)
+            for (number, first, second), released in zip(
+                self._answers, coordinator.released, strict=True
+            )
         )
         return np.stack([_padded(list(answer), QUESTION_WIDTH) for answer in answers])
 
@@ -173,9 +180,9 @@ class CoordinatorService:
             case Question.CLAIM:
                 first, second = coordinator.claim(worker, *values[:3])
             case Question.PUSH:
-                samples, nanoseconds, slope, overhead, updates_seen, excluded, *rest = values
+                samples, nanoseconds, slope, overhead, updates_seen, excluded, *report = values
                 cost = curve(StepMessage(slope, overhead, nanoseconds, 0))
-                shared = read_report(rest, 1e3 * overhead / max(slope, 1))
+                shared = read_report(report, 1e3 * overhead / max(slope, 1))
                 first = coordinator.push(
                     worker, samples, nanoseconds / 1e9, cost, updates_seen, bool(excluded), shared
                 )

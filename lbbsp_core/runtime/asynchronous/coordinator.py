@@ -103,8 +103,8 @@ class Coordinator:
 
     def is_awaited(self, worker: int, iteration: int, limit: int) -> bool:
         """Returns whether others have claimed samples before `limit` for an iteration."""
-        others = (self._claims[other] for other in self.rounds.active - {worker})
-        return any(claims.get(iteration, limit) < limit for claims in others)
+        claims_of_others = (self._claims[other] for other in self.rounds.active - {worker})
+        return any(claims.get(iteration, limit) < limit for claims in claims_of_others)
 
     def claim_part(self, worker: int, limit: int) -> tuple[int, int]:
         """Assigns samples of the reserve before `limit`; equal positions if nothing is left."""
@@ -164,9 +164,9 @@ class Coordinator:
         self.pushes += 1
         self._iterations[worker] += 1
         self._counts[worker] += 1
-        notices, told = self.rounds.notices, len(self.rounds.notices)
+        notices, start = self.rounds.notices, len(self.rounds.notices)
         self.rounds.ran(worker, samples, busy_seconds, cost, excluded)
-        for text in notices[told:]:
+        for text in notices[start:]:
             logger.log(notices.level, "%s", text)
         if decision.aggregate == (worker,) and not ends_together(self.synchroniser):
             self._alone[worker] = decision

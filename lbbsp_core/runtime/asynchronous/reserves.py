@@ -84,15 +84,15 @@ class Reserves:
         if not self.left or limit <= 0:
             return 0
         if worker not in self._claims:
-            told = self._told.get(worker, NO_PARTS)
+            report = self._told.get(worker, NO_PARTS)
             self._claims[worker] = Claims(
                 *(self._sizes, self._split.mains, worker, self._state.step_seconds or 1.0),
-                *(told.claim_seconds, told.part_overhead, self._granularity),
+                *(report.claim_seconds, report.part_overhead, self._granularity),
             )
-        own, seconds = self._claims[worker], now - self._began
-        own.take(self._split.reserve - self.left, 0, seconds)  # what all have claimed is known
-        size = min(own.want(seconds), self.left, limit)
-        own.take(self._split.reserve - self.left, size, seconds)
+        claims, seconds = self._claims[worker], now - self._began
+        claims.take(self._split.reserve - self.left, 0, seconds)  # what all have claimed is known
+        size = min(claims.want(seconds), self.left, limit)
+        claims.take(self._split.reserve - self.left, size, seconds)
         self.left -= size
         return size
 
@@ -110,26 +110,26 @@ class Reserves:
         """
         planned = self._sizes[worker] if worker < len(self._sizes) else samples
         pace = busy_seconds / max(shared.step_overhead + samples, 1)
-        own = Pace(pace, shared.step_overhead, shared.part_overhead)
-        self._ran[worker] = None if excluded or not busy_seconds or not samples else own
+        worker_pace = Pace(pace, shared.step_overhead, shared.part_overhead)
+        self._ran[worker] = None if excluded or not busy_seconds or not samples else worker_pace
         self._told[worker] = shared
         self.has_failed |= not shared.can_share
-        return planned, own.main(planned)
+        return planned, worker_pace.main(planned)
 
     def _learn(self) -> None:
         """Chooses the fraction of the next iteration by the one that has ended."""
         ran = [worker for worker in sorted(self._ran) if self._sizes[worker]]
         paces = [pace for worker in ran if (pace := self._ran[worker]) is not None]
         if ran and len(paces) == len(ran):
-            told, sizes = [self._told[worker] for worker in ran], [self._sizes[w] for w in ran]
-            claim = sum(each.claim_seconds for each in told) / len(told)
-            seen = Seen(self._percent, max(each.seconds for each in told))
+            reports, sizes = [self._told[worker] for worker in ran], [self._sizes[w] for w in ran]
+            claim = sum(report.claim_seconds for report in reports) / len(reports)
+            iteration = Seen(self._percent, max(report.seconds for report in reports))
             self._state = self._hindsight.update(
-                self._state, sizes, paces, claim, self._granularity, seen
+                self._state, sizes, paces, claim, self._granularity, iteration
             )
         fraction = self._state.percent if self._mode == AUTO else int(self._mode)
         self._percent = 0 if self.has_failed or not ran else fraction
 
     def forget(self, present: Collection[int]) -> None:
         """Notes which workers are left: those that have departed have no share in means."""
-        self._ran = {worker: each for worker, each in self._ran.items() if worker in present}
+        self._ran = {worker: pace for worker, pace in self._ran.items() if worker in present}

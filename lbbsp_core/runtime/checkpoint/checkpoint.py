@@ -193,7 +193,7 @@ def _parse(file: BinaryIO, path: str | Path) -> Checkpoint:
     if type(step) is not int or step < 0 or not isinstance(facts, dict):
         raise TypeError(f"step {step!r}")
     typed = typed_arrays(arrays, content["types"])
-    return Checkpoint(step, facts, content["state"], {n[1:]: each for n, each in typed.items()})
+    return Checkpoint(step, facts, content["state"], {n[1:]: array for n, array in typed.items()})
 
 
 def plain_arrays(arrays: Arrays) -> tuple[Arrays, dict[str, str]]:
@@ -202,12 +202,12 @@ def plain_arrays(arrays: Arrays) -> tuple[Arrays, dict[str, str]]:
     These are the types of ``ml_dtypes``, bfloat16 and float8, which files of NumPy cannot hold.
     """
     registered = 2  # by a package: types of their own, also where their kind is that of NumPy's
-    own = {name for name, array in arrays.items() if array.dtype.isbuiltin == registered}
+    custom_names = {name for name, array in arrays.items() if array.dtype.isbuiltin == registered}
     plain = {
-        name: array.view(f"u{array.dtype.itemsize}") if name in own else array
+        name: array.view(f"u{array.dtype.itemsize}") if name in custom_names else array
         for name, array in arrays.items()
     }
-    return plain, {name: arrays[name].dtype.name for name in own}
+    return plain, {name: arrays[name].dtype.name for name in custom_names}
 
 
 def typed_arrays(arrays: Arrays, types: Mapping[str, str]) -> Arrays:
@@ -254,12 +254,12 @@ def records_of(*states: object) -> dict[str, type]:
 
     They are the named tuples and dataclasses of the modules that define those of `states`.
     """
-    found: dict[str, type] = {}
-    for module in {type(each).__module__ for each in _records_in(states)}:
+    classes: dict[str, type] = {}
+    for module in {type(record).__module__ for record in _records_in(states)}:
         for value in vars(sys.modules[module]).values():
             if isinstance(value, type) and _field_names(value) is not None:
-                found[_name(value)] = value
-    return found
+                classes[_name(value)] = value
+    return classes
 
 
 def to_json(value: object, arrays: Arrays) -> Json:
@@ -280,15 +280,15 @@ def to_json(value: object, arrays: Arrays) -> Json:
         arrays[name] = value
         return {"array": name}
     if isinstance(value, list):
-        return {"list": [to_json(each, arrays) for each in value]}
+        return {"list": [to_json(member, arrays) for member in value]}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: to_json(each, arrays) for key, each in value.items()}}
+        return {"dict": {key: to_json(member, arrays) for key, member in value.items()}}
     names = _field_names(type(value))
     if names is not None:
         held = {name: to_json(getattr(value, name), arrays) for name in names}
         return {"record": _name(type(value)), "fields": held}
     if isinstance(value, tuple):
-        return [to_json(each, arrays) for each in value]
+        return [to_json(member, arrays) for member in value]
     raise TypeError(
         f"a checkpoint cannot hold {type(value).__name__} objects: let states of predictors and "
         "policies be numbers, strings, arrays, containers, named tuples and dataclasses"
@@ -298,18 +298,18 @@ def to_json(value: object, arrays: Arrays) -> Json:
 def from_json(value: Json, arrays: Mapping[str, npt.NDArray[Any]], records: Records) -> Any:
     """Converts JSON back to a state; the inverse of `to_json`."""
     if isinstance(value, list):
-        return tuple(from_json(each, arrays, records) for each in value)
+        return tuple(from_json(member, arrays, records) for member in value)
     if not isinstance(value, dict):
         return value
     readers: dict[frozenset[str], Callable[[Any], Any]] = {
-        frozenset(["float"]): lambda given: float(given["float"]),
-        frozenset(["array"]): lambda given: arrays[given["array"]],
-        frozenset(["list"]): lambda given: [from_json(e, arrays, records) for e in given["list"]],
-        frozenset(["dict"]): lambda given: {
-            key: from_json(each, arrays, records) for key, each in given["dict"].items()
+        frozenset(["float"]): lambda node: float(node["float"]),
+        frozenset(["array"]): lambda node: arrays[node["array"]],
+        frozenset(["list"]): lambda node: [from_json(e, arrays, records) for e in node["list"]],
+        frozenset(["dict"]): lambda node: {
+            key: from_json(member, arrays, records) for key, member in node["dict"].items()
         },
-        frozenset(["record", "fields"]): lambda given: records[given["record"]](
-            **{key: from_json(each, arrays, records) for key, each in given["fields"].items()}
+        frozenset(["record", "fields"]): lambda node: records[node["record"]](
+            **{key: from_json(member, arrays, records) for key, member in node["fields"].items()}
         ),
     }
     try:
@@ -349,8 +349,8 @@ def _records_in(value: object) -> Iterator[object]:
         for name in names:
             yield from _records_in(getattr(value, name))
     elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _records_in(each)
+        for member in value:
+            yield from _records_in(member)
 
 
 def _field_names(kind: type) -> tuple[str, ...] | None:

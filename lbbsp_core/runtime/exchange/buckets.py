@@ -66,8 +66,8 @@ def choose_bytes(transfers: Sequence[Transfer], hosts: Sequence[str]) -> int:
         hosts: Name of each worker's machine, by rank. Containers of one machine that have names of
             their own count as machines.
     """
-    for each in set(hosts):
-        here = [t for t, host in zip(transfers, hosts, strict=True) if host == each]
+    for machine in set(hosts):
+        here = [t for t, host in zip(transfers, hosts, strict=True) if host == machine]
         available = max(t.full * t.cores for t in here) / 1000
         if sum(t.processor for t in here) > _BUSY * available:
             return 0

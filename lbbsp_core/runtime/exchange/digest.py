@@ -61,8 +61,8 @@ class Digest(NamedTuple):
         projection = squares = 0.0
         with np.errstate(all="ignore"):  # weights may have become NaN, on all workers alike
             for number, array in enumerate(arrays):
-                own, squared = _project(array)
-                projection += own * math.sin(1.0 + number)  # arrays that change places count
+                term, squared = _project(array)
+                projection += term * math.sin(1.0 + number)  # arrays that change places count
                 squares += squared
         return cls(projection, math.sqrt(squares) if squares >= 0 else math.nan)
 
@@ -92,8 +92,8 @@ def sampled(count: int) -> npt.NDArray[np.int64]:
 def different_row(rows: Sequence[Sequence[Digest]]) -> tuple[int, int] | None:
     """Returns the first worker whose digests differ from worker 0's, and where, or None."""
     for rank, row in enumerate(rows):
-        for place, (first, own) in enumerate(zip(rows[0], row, strict=True)):
-            if not first.is_close(own, SAMPLE_TOLERANCE):
+        for place, (first, digest) in enumerate(zip(rows[0], row, strict=True)):
+            if not first.is_close(digest, SAMPLE_TOLERANCE):
                 return rank, place
     return None
 
@@ -110,8 +110,8 @@ def check_samples(
     """
     numbers = gather_floats(collectives, [number for digest in digests for number in digest])
     rows = [list(starmap(Digest, zip(row[::2], row[1::2], strict=True))) for row in numbers]
-    if (found := different_row(rows)) is not None:
-        rank, _ = found
+    if (difference := different_row(rows)) is not None:
+        rank, _ = difference
         raise DisagreementError(
             f"workers disagree on {what}: samples of worker {rank} differ from those of worker 0 "
             "with the same numbers; pass the whole data set in the same order to all workers (give "
@@ -124,12 +124,12 @@ def _project(array: Array) -> tuple[float, float]:
     if flat.dtype not in (np.float32, np.float64):
         flat = flat.astype(np.float64 if flat.dtype.kind in "iub" else np.float32)
     whole = len(flat) // _TILE * _TILE
-    rows, rest, tile = flat[:whole].reshape(-1, _TILE), flat[whole:], _tile(flat.dtype.name)
+    rows, remainder, tile = flat[:whole].reshape(-1, _TILE), flat[whole:], _tile(flat.dtype.name)
     # By einsum: BLAS would wake a thread on every core, see `_gram` of `lbbsp_core.predict.narx`.
     sums = np.einsum("ij,j->i", rows, tile) * np.resize(_tile("float64")[::-1], len(rows))
     squares = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
-    projection = float(sums.sum()) + float(rest @ tile[: len(rest)])
-    return projection, float(squares.sum()) + float(rest @ rest)
+    projection = float(sums.sum()) + float(remainder @ tile[: len(remainder)])
+    return projection, float(squares.sum()) + float(remainder @ remainder)
 
 
 @functools.cache

@@ -76,7 +76,7 @@ def _excerpts(*texts: str) -> list[str]:
     common = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
     start = max(0, common - _BEFORE) if max(map(len, texts)) > _AFTER else 0
     end = start + _BEFORE + _AFTER
-    return ["..." * (start > 0) + each[start:end] + "..." * (len(each) > end) for each in texts]
+    return ["..." * (start > 0) + text[start:end] + "..." * (len(text) > end) for text in texts]
 
 
 @dataclass(frozen=True, slots=True)

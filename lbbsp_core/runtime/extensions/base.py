@@ -136,7 +136,7 @@ class Extensions:
         self._session = session
         self.width = sum(kind.width for kind in kinds)
         """Integers of all extensions in the message of a step."""
-        places = [sum(each.width for each in kinds[:number]) for number in range(len(kinds))]
+        places = [sum(kind.width for kind in kinds[:number]) for number in range(len(kinds))]
         self._receivers = [
             (extension, slice(place, place + extension.width))
             for place, extension in zip(places, self, strict=True)
@@ -154,13 +154,15 @@ class Extensions:
 
     def facts(self) -> Facts:
         """Returns the facts of all, and which ones there are."""
-        own = ", ".join(f"{type(each).__name__} {each.width}" for each in self if each.width)
-        facts = {name: fact for each in self for name, fact in each.facts().items()}
-        return {"extensions of messages": own, **facts}
+        widths = ", ".join(
+            f"{type(extension).__name__} {extension.width}" for extension in self if extension.width
+        )
+        facts = {name: fact for extension in self for name, fact in extension.facts().items()}
+        return {"extensions of messages": widths, **facts}
 
     def offer(self) -> tuple[int, ...]:
         """Returns the integers of all for the message of a step."""
-        offered = tuple(integer for each in self for integer in each.offer())
+        offered = tuple(integer for extension in self for integer in extension.offer())
         assert len(offered) == self.width, f"{len(offered)} integers instead of {self.width}"
         return offered
 
@@ -171,7 +173,7 @@ class Extensions:
             line = extension.received(line, extra, messages)
         if any(map(_is_not_finite, chain.from_iterable(line.values.values()))):  # is no JSON
             values = {
-                name: tuple(None if _is_not_finite(each) else each for each in recorded)
+                name: tuple(None if _is_not_finite(number) else number for number in recorded)
                 for name, recorded in line.values.items()
             }
             line = replace(line, values=values)
@@ -180,21 +182,21 @@ class Extensions:
 
     def state(self) -> dict[str, Json]:
         """Returns the states of those that have one, by name."""
-        states = {type(each).__name__: each.state() for each in self}
+        states = {type(extension).__name__: extension.state() for extension in self}
         return {name: state for name, state in states.items() if state is not None}
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """Continues from the states that are known."""
-        for each in self:
-            each.restore(states.get(type(each).__name__))
+        for extension in self:
+            extension.restore(states.get(type(extension).__name__))
 
     def close(self) -> None:
         """Logs the summaries, and ends the training."""
-        for each in self:
-            if self._session.rank == 0 and (text := each.summary()):
+        for extension in self:
+            if self._session.rank == 0 and (text := extension.summary()):
                 logger.info("%s", text)
-            each.flush()
-            each.close()
+            extension.flush()
+            extension.close()
 
 
 def _is_not_finite(value: float | None) -> bool:

@@ -65,10 +65,10 @@ class BoundsNotice(StepExtension):
         ):
             logger.log(self._notices.level, "%s", text)
 
-    def _streak(self, what: int | str, *, holds: bool) -> int:
+    def _streak(self, subject: int | str, *, holds: bool) -> int:
         """Returns how often in a row something has held, with this time."""
-        self._streaks[what] = self._streaks.get(what, 0) + 1 if holds else 0
-        return self._streaks[what]
+        self._streaks[subject] = self._streaks.get(subject, 0) + 1 if holds else 0
+        return self._streaks[subject]
 
     def _check_maximum(self, balancer: Any) -> str:
         maximum, (sizes, _) = balancer.bounds.default_maximum, balancer.schedule.latest_plan
@@ -82,13 +82,13 @@ class BoundsNotice(StepExtension):
             return ""
         self._streaks.update(dict.fromkeys(range(len(sizes)), 0))
         loss, constraints = "", balancer.constraints
-        if known := _known_costs(balancer):
-            free = replace(constraints, limits=balancer.bounds.required.limits).plan(known)
+        if costs := _known_costs(balancer):
+            free = replace(constraints, limits=balancer.bounds.required.limits).plan(costs)
             ranks = [rank for rank in ranks if free[rank] > maximum]
-            wanted = ", ".join(str(free[rank]) for rank in ranks)
+            batches = ", ".join(str(free[rank]) for rank in ranks)
             loss = (
-                f"; its speed is that of {wanted} samples, and steps take "
-                f"{_loss(known, sizes, free):.0%} longer"
+                f"; its speed is that of {batches} samples, and steps take "
+                f"{_loss(costs, sizes, free):.0%} longer"
             )
         if not ranks:
             return ""
@@ -133,8 +133,8 @@ class BoundsNotice(StepExtension):
         if is_given or balancer.step % _LOOK_EVERY:
             return ""
         loss = 0.0
-        if known := _known_costs(balancer):
-            loss = _loss(known, coarse.plan(known), replace(coarse, granularity=1).plan(known))
+        if costs := _known_costs(balancer):
+            loss = _loss(costs, coarse.plan(costs), replace(coarse, granularity=1).plan(costs))
         looks = self._streak("coarse", holds=loss >= _NOTABLE_COARSENESS)
         if looks * _LOOK_EVERY < PATIENCE:
             return ""
@@ -147,16 +147,16 @@ class BoundsNotice(StepExtension):
 
 def _loss_of_short_steps(balancer: Any) -> float:
     """Returns how much longer steps are predicted to take than without bounds of short steps."""
-    known = _known_costs(balancer)
+    costs = _known_costs(balancer)
     sizes, _ = balancer.schedule.latest_plan
-    return _loss(known, sizes, balancer.constraints.plan(known)) if known else 0.0
+    return _loss(costs, sizes, balancer.constraints.plan(costs)) if costs else 0.0
 
 
 def _known_costs(balancer: Any) -> list[Cost]:
     """Returns the predicted costs of all workers; nothing while any of them is missing."""
     _, costs = balancer.schedule.latest_plan
-    known = [cost for cost in costs if cost is not None]
-    return known if len(known) == len(costs) else []
+    known_costs = [cost for cost in costs if cost is not None]
+    return known_costs if len(known_costs) == len(costs) else []
 
 
 def _loss(costs: Sequence[Cost], sizes: Sizes, better: Sizes) -> float:

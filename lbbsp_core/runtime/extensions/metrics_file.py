@@ -169,10 +169,10 @@ def metrics_text(
 
 def _metric(name: str, values: list[tuple[Mapping[str, str], float | None]]) -> Iterator[str]:
     """Yields the lines of a metric, unless none of its values is known."""
-    known = [(labels, value) for labels, value in values if value is not None]
-    if known:
+    known_values = [(labels, value) for labels, value in values if value is not None]
+    if known_values:
         yield f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n"
-    for labels, value in known:
+    for labels, value in known_values:
         inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
         yield f"{name}{{{inside}}} {value!r}\n"
 

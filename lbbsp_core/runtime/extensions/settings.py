@@ -64,12 +64,12 @@ class SettingsComparison(StepExtension):
         step, self.disputed = self.disputed, None
         if step is None:
             return
-        given = json.dumps(list((self._given or {}).items())).encode()
-        texts = gather_bytes(self.session.collectives, given)
-        found = differences([dict(json.loads(text)) for text in texts])
-        if found:
+        own_text = json.dumps(list((self._given or {}).items())).encode()
+        texts = gather_bytes(self.session.collectives, own_text)
+        problems = differences([dict(json.loads(text)) for text in texts])
+        if problems:
             raise DisagreementError(
-                f"workers disagree on the {'; on the '.join(found[:_NAMED])}; this is so since "
+                f"workers disagree on the {'; on the '.join(problems[:_NAMED])}; this is so since "
                 f"step {step}, and makes their models different: {remedy}"
             )
 
@@ -103,23 +103,23 @@ def differences(settings: Sequence[Settings]) -> list[str]:
         >>> differences([{"wd": 0.0}, {"wd": 0.5}, {"wd": 0.0}])
         ['wd (0.0 on worker 0, 0.5 on worker 1, 0.0 on worker 2)']
     """
-    names = list(dict.fromkeys(name for each in settings for name in each))
-    found = []
+    names = list(dict.fromkeys(name for worker_settings in settings for name in worker_settings))
+    descriptions = []
     for name in names:
-        values = [each.get(name) for each in settings]
+        values = [worker_settings.get(name) for worker_settings in settings]
         if not all(_is_close(values[0], value) for value in values):
             shown = ", ".join(f"{value!r} on worker {rank}" for rank, value in enumerate(values))
-            found.append(f"{name} ({shown})")
-    return found
+            descriptions.append(f"{name} ({shown})")
+    return descriptions
 
 
 def _rounded(value: Setting) -> Setting:
     return f"{value:.7g}" if isinstance(value, float) else value
 
 
-def _is_close(one: Setting, other: Setting) -> bool:
-    if not (isinstance(one, int | float) and isinstance(other, int | float)):
-        return one == other
-    if math.isnan(one) or math.isnan(other):
-        return math.isnan(one) and math.isnan(other)
-    return math.isclose(one, other, rel_tol=TOLERANCE)
+def _is_close(setting: Setting, other: Setting) -> bool:
+    if not (isinstance(setting, int | float) and isinstance(other, int | float)):
+        return setting == other
+    if math.isnan(setting) or math.isnan(other):
+        return math.isnan(setting) and math.isnan(other)
+    return math.isclose(setting, other, rel_tol=TOLERANCE)

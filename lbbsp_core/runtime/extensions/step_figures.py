@@ -61,11 +61,11 @@ class StepFigures(StepExtension):
                 [PiecewiseCost(peer.segments) for peer in self._peers],
                 [peer.overhead for peer in self._peers],
             )
-        known = [
+        overheads = [
             1e3 * message.overhead_nanoseconds / max(message.picoseconds_per_sample, 1)
             for message in messages
         ]
-        least, most = self._even.seconds(line, known)
+        least, most = self._even.seconds(line, overheads)
         self._last = replace(line, even_seconds=least, even_seconds_at_most=most)
         return self._last
 

@@ -151,15 +151,15 @@ class WorkSharing(StepExtension):
         busy = tuple(unpack(row[3:5])[0] / 1e9 for row in extra)
         self._steps[percents[0] > 0] += 1
         balancer = self.session.balancer
-        if not any(each.excluded or not each.busy_nanoseconds for each in messages):
+        if not any(message.excluded or not message.busy_nanoseconds for message in messages):
             paces = [*map(_pace, messages, self._sizes, self._overheads)]
             self._learn_parts(paces[self.session.rank])
             if self.mode == AUTO:
                 claim = sum(row[6] for row in extra) / (len(extra) * _MILLION)
-                hidden = max(each.hidden_nanoseconds for each in messages) / 1e9
-                grain, seen = balancer.constraints.granularity, Seen(percents[0], max(busy), hidden)
+                hidden = max(message.hidden_nanoseconds for message in messages) / 1e9
+                grain, step = balancer.constraints.granularity, Seen(percents[0], max(busy), hidden)
                 self._state = self._hindsight.update(
-                    self._state, self._sizes, paces, claim, grain, seen
+                    self._state, self._sizes, paces, claim, grain, step
                 )
         self._claims = None
         schedule = balancer.schedule

@@ -223,11 +223,11 @@ def default_maximum(constraints: BatchConstraints, now: Situation) -> BatchConst
     least X samples; where the memory of some workers holds less, see `with_cap`. Neither a single
     worker nor shares that the user has chosen are bounded.
     """
-    others = constraints.workers - 1
-    if not now.bounds.default_maximum or now.are_limits_given or now.policy.is_static or not others:
+    peers = constraints.workers - 1
+    if not now.bounds.default_maximum or now.are_limits_given or now.policy.is_static or not peers:
         return constraints
     cap = usual_maximum(constraints)
-    excludes_plans = cap < constraints.global_batch_size - others
+    excludes_plans = cap < constraints.global_batch_size - peers
     return with_cap(constraints, cap) if excludes_plans else constraints
 
 

@@ -165,8 +165,8 @@ class PipelinedSession(WorkerSession):
         if self.order is None:
             raise LookupError("there is no order to draw samples from: call use_order() first")
         in_order = self.step_of_order(step)
-        one = (self.order.size(in_order),)
-        sizes = self._balancer.sizes(step) if self.workers > 1 else one
+        sizes_alone = (self.order.size(in_order),)
+        sizes = self._balancer.sizes(step) if self.workers > 1 else sizes_alone
         return self.order.position(in_order) + sum(sizes[: self.rank]), sizes[self.rank]
 
     def restore(self, state: BalancerState) -> None:

@@ -180,13 +180,13 @@ def _restored(
 
 
 @contextmanager
-def _started_anew_if_unreadable(what: str) -> Iterator[None]:
+def _started_anew_if_unreadable(part: str) -> Iterator[None]:
     """Reports that a part of a state cannot be read, which lets the job continue without it."""
     try:
         yield
     except ValueError as error:
         logger.warning(
-            "%s in the checkpoint are left out, and start as in a new job: %s", what, error
+            "%s in the checkpoint are left out, and start as in a new job: %s", part, error
         )
 
 

@@ -137,7 +137,7 @@ def _cluster_problem(cluster: Mapping[str, object]) -> str:
     all_addresses: list[str] = []
     for kind, addresses in cluster.items():
         if not isinstance(addresses, list) or not all(
-            isinstance(each, str) and _ADDRESS.fullmatch(each) for each in addresses
+            isinstance(entry, str) and _ADDRESS.fullmatch(entry) for entry in addresses
         ):
             return (
                 f"must have a list of host:port strings as cluster[{kind!r}], with IPv6 addresses "

@@ -104,8 +104,8 @@ def read_limits(value: LimitsOrMaximum | Sequence[LimitsOrMaximum]) -> Limits | 
     if isinstance(value, str) or not isinstance(value, Sequence):
         return _one_limit(value)
     read = tuple(map(_one_limit, value))
-    if len(value) == 2 and all(isinstance(one, Integral) for one in value):
-        low, high = (each.maximum or 0 for each in read)
+    if len(value) == 2 and all(isinstance(limit, Integral) for limit in value):
+        low, high = (limits.maximum or 0 for limits in read)
         both = f"Limits({low}, {high}) or " if low <= high else ""
         raise ValueError(
             f"limits={shortened(value)} may mean a minimum and a maximum, or a maximum for each of "

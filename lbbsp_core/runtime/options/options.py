@@ -213,10 +213,10 @@ class SessionOptions:
         """
         for name in _ELSEWHERE.keys() & options.keys():
             raise TypeError(_ELSEWHERE[name])
-        known = [*_named_arguments(function), *(field.name for field in fields(cls))]
+        names = [*_named_arguments(function), *(field.name for field in fields(cls))]
         try:
             for name in options:
-                require_known("option", name, known)
+                require_known("option", name, names)
         except ValueError as error:
             raise TypeError(str(error)) from None
         return cls(**options)
@@ -309,8 +309,8 @@ class SessionOptions:
 
     @property
     def _policy_options(self) -> dict[str, Any]:
-        given = {"interval": self.interval, "min_gain": self.min_gain}
-        return {name: value for name, value in given.items() if value is not None}
+        options = {"interval": self.interval, "min_gain": self.min_gain}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 def _named_arguments(function: Callable[..., object] | None) -> list[str]:

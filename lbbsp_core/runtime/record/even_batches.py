@@ -73,8 +73,8 @@ class Fit(NamedTuple):
         if self.error_products > _RELATED * self.error_squares:
             return None
         slope = self.products / self.work_squares
-        rest = max(self.seconds_squares - slope * self.products, 0.0)
-        error = math.sqrt(rest / (self.steps - 2) / self.work_squares)
+        residual_squares = max(self.seconds_squares - slope * self.products, 0.0)
+        error = math.sqrt(residual_squares / (self.steps - 2) / self.work_squares)
         if slope < _CLEAR * error:
             return None
         ends = slope + _ERRORS * error, slope - _ERRORS * error

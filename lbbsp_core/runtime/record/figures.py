@@ -120,8 +120,8 @@ class StepTimes(NamedTuple):
 def total(times: Iterable[StepTimes]) -> StepTimes:
     """Returns sums of times."""
     sums = NOTHING
-    for each in times:
-        sums = StepTimes(*(a + b for a, b in zip(sums, each, strict=True)))
+    for step_times in times:
+        sums = StepTimes(*(a + b for a, b in zip(sums, step_times, strict=True)))
     return sums
 
 
@@ -166,9 +166,9 @@ def figures_of(lines: Iterable[StepLine]) -> Figures | None:
 def predicted_over_measured(lines: Iterable[StepLine], rank: int) -> float | None:
     """Returns predicted / measured busy time of a worker, over the steps with a prediction."""
     pairs = [(line.predicted_seconds[rank], line.busy_seconds[rank]) for line in lines]
-    known = [(predicted, busy) for predicted, busy in pairs if predicted is not None]
-    measured = sum(busy for _, busy in known)
-    return sum(predicted for predicted, _ in known) / measured if measured > 0 else None
+    known_pairs = [(predicted, busy) for predicted, busy in pairs if predicted is not None]
+    measured = sum(busy for _, busy in known_pairs)
+    return sum(predicted for predicted, _ in known_pairs) / measured if measured > 0 else None
 
 
 class TimesSoFar:

@@ -18,32 +18,32 @@ _FINITE = "between -2^63 and 2^63 - 1, and finite"
 
 def to_json(line: Any) -> dict[str, object]:
     """Returns the fields of a dataclass by name, without those that are empty by default."""
-    values = ((each, getattr(line, each.name)) for each in fields(line))
-    return {each.name: value for each, value in values if value or value != _default(each)}
+    values = ((field, getattr(line, field.name)) for field in fields(line))
+    return {field.name: value for field, value in values if value or value != _default(field)}
 
 
 def from_json(kind: type[T], values: Mapping[str, object], where: str) -> T:
     """Creates a dataclass from an object read as JSON; errors name `where` and the key."""
-    known, hints = _declared(kind)  # type: ignore[arg-type]
+    schema, hints = _declared(kind)  # type: ignore[arg-type]
     for key in values:
-        if key not in known:
-            raise ValueError(f"{where}: key {key!r} is unknown, there are {', '.join(known)}")
-    for key, each in known.items():
-        if key not in values and _default(each) is MISSING:
+        if key not in schema:
+            raise ValueError(f"{where}: key {key!r} is unknown, there are {', '.join(schema)}")
+    for key, field in schema.items():
+        if key not in values and _default(field) is MISSING:
             raise ValueError(f"{where}: key {key!r} is missing")
     converted = {}
     try:
         for key, value in values.items():
             converted[key] = _convert(hints[key], value)
     except (TypeError, OverflowError) as error:
-        expected = _FINITE if isinstance(error, OverflowError) else f"of type {known[key].type}"
+        expected = _FINITE if isinstance(error, OverflowError) else f"of type {schema[key].type}"
         raise ValueError(f"{where}: {key} must be {expected}, got {shortened(value)}") from None
     return kind(**converted)
 
 
 @cache
 def _declared(kind: type) -> tuple[dict[str, Field[Any]], dict[str, Any]]:
-    return {each.name: each for each in fields(kind)}, get_type_hints(kind)
+    return {field.name: field for field in fields(kind)}, get_type_hints(kind)
 
 
 def _default(declared: Field[Any]) -> object:
@@ -60,9 +60,9 @@ def _convert(hint: Any, value: object) -> object:
     if origin is tuple and isinstance(value, list):
         if _are_floats(arguments[0], value):
             return tuple(value)
-        return tuple(_convert(arguments[0], each) for each in value)
+        return tuple(_convert(arguments[0], member) for member in value)
     if origin is Mapping and isinstance(value, dict):
-        return {key: _convert(arguments[1], each) for key, each in value.items()}
+        return {key: _convert(arguments[1], member) for key, member in value.items()}
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:

@@ -20,6 +20,6 @@ def read_named_run(path: str | Path) -> Run:
         remedy = "name the --run-dir of lbbsp launch, or the folder given as record="
         if isinstance(error, FileNotFoundError):
             reason = "has no run record (run.jsonl)"
-            if inner := [each.parent.name for each in sorted(Path(path).glob("*/run.jsonl"))]:
+            if inner := [file.parent.name for file in sorted(Path(path).glob("*/run.jsonl"))]:
                 remedy = f"name one of the runs in it: {', '.join(inner)}"
         raise ValueError(f"{path} {reason}: {remedy}") from None

@@ -130,8 +130,8 @@ class StepLine:
 
     def values_of(self, rank: int) -> dict[str, float]:
         """Returns what extensions have recorded of a worker, by name, where it has a value."""
-        known = {name: values[rank] for name, values in self.values.items()}
-        return {name: value for name, value in known.items() if value is not None}
+        worker_values = {name: values[rank] for name, values in self.values.items()}
+        return {name: value for name, value in worker_values.items() if value is not None}
 
     @property
     def is_regular(self) -> bool:
@@ -194,7 +194,7 @@ class PushLine:
         if len(values) != PUSH_INTEGERS:
             raise ValueError(f"a push consists of {PUSH_INTEGERS} integers, got {len(values)}")
         triples = zip(fields(cls), values, _UNITS, strict=True)
-        named = {each.name: x / units if units > 1 else x for each, x, units in triples}
+        named = {attribute.name: x / units if units > 1 else x for attribute, x, units in triples}
         return cls(**named)  # type: ignore[arg-type]
 
 
@@ -260,9 +260,9 @@ def run_header(framework: str, *, versions: Mapping[str, str], **facts: Any) -> 
         if (value := facts.get(name)) is not None
     }
     names = {name: tuple(facts.get(name, ())) for name in ("drivers", "hosts", "devices")}
-    known = {"lbbsp": __version__, **versions, "python": platform.python_version()}
-    own = {"framework": framework, "started": time.time(), "versions": known}
-    return RunHeader(**{**facts, **texts, **names, **own})
+    all_versions = {"lbbsp": __version__, **versions, "python": platform.python_version()}
+    added_facts = {"framework": framework, "started": time.time(), "versions": all_versions}
+    return RunHeader(**{**facts, **texts, **names, **added_facts})
 
 
 def read_run(path: str | Path) -> Run:
@@ -278,18 +278,18 @@ def read_run(path: str | Path) -> Run:
     """
     path = Path(path)
     attempts = _attempts(path / "run.jsonl" if path.is_dir() else path)
-    lines = [line for _, own in attempts for line in own]
-    by_attempt = [[line for line in own if isinstance(line, StepLine)] for _, own in attempts]
+    lines = [line for _, body in attempts for line in body]
+    by_attempt = [[line for line in body if isinstance(line, StepLine)] for _, body in attempts]
     return Run(
         header=attempts[-1][0],
         steps=_last_of_each([line for line in lines if isinstance(line, StepLine)], "step"),
         pushes=_last_of_each([line for line in lines if isinstance(line, PushLine)], "push"),
         starts=len(attempts),
-        restarts=tuple(own[0].step for own in by_attempt[1:] if own),
+        restarts=tuple(steps[0].step for steps in by_attempt[1:] if steps),
         stops=tuple(
-            Stop(own[-1].step, own[-1].stop)
-            for number, own in enumerate(by_attempt, start=1)
-            if own and (own[-1].stop or number < len(attempts))
+            Stop(steps[-1].step, steps[-1].stop)
+            for number, steps in enumerate(by_attempt, start=1)
+            if steps and (steps[-1].stop or number < len(attempts))
         ),
         events=tuple(line for line in attempts[-1][1] if isinstance(line, EventLine)),
     )
@@ -379,20 +379,20 @@ def parse_line(values: object, where: str, workers: int | None = None) -> Line:
     names = ("sizes", "busy_seconds", "predicted_seconds", *["work"] * bool(line.work))
     numbers: dict[str, Sequence[float | None]] = {
         **{name: getattr(line, name) for name in names},
-        **{f"drivers {name!r}": given for name, given in line.drivers.items()},
-        **{f"values {name!r}": given for name, given in line.values.items()},
+        **{f"drivers {name!r}": row for name, row in line.drivers.items()},
+        **{f"values {name!r}": row for name, row in line.values.items()},
     }
-    for name, given in numbers.items():
-        if len(given) != (len(line.sizes) if workers is None else workers):
+    for name, row in numbers.items():
+        if len(row) != (len(line.sizes) if workers is None else workers):
             raise ValueError(
-                f"{where}: {name} must have a value for each worker, got {len(given)} values: "
+                f"{where}: {name} must have a value for each worker, got {len(row)} values: "
                 "remove the line, or record the run again"
             )
     even = "even_seconds", "even_seconds_at_most"
     for name in ("step", "wall_seconds", "hidden_seconds", *even, "time"):
         numbers[name] = (getattr(line, name),)
-    for name, given in numbers.items():
-        for value in given:
+    for name, row in numbers.items():
+        for value in row:
             if value is not None and not 0 <= value <= _LARGEST:
                 raise ValueError(
                     f"{where}: {name} must be between 0 and {_LARGEST:g}, got {value!r}"

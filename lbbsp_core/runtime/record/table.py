@@ -74,9 +74,9 @@ class StepTable:
         """Figures of all steps, in which all workers must have been measured."""
         columns = (self.seconds, self.busy.mean(axis=1), self.slowest, self.even, self.hidden,
                    self.even_at_most)  # fmt: skip
-        found = StepTimes(*(float(own.sum()) for own in columns)).figures
-        assert found is not None, "a step without a time was not measured"
-        return found
+        figures = StepTimes(*(float(column.sum()) for column in columns)).figures
+        assert figures is not None, "a step without a time was not measured"
+        return figures
 
     @property
     def is_measured(self) -> Booleans:
@@ -116,7 +116,7 @@ class StepTable:
             if isinstance(value, np.ndarray):
                 shorter[name] = value[rows]
             elif isinstance(value, dict):
-                shorter[name] = {each: own[rows] for each, own in value.items()}
+                shorter[name] = {key: column[rows] for key, column in value.items()}
         return replace(self, **shorter)
 
 
@@ -136,8 +136,8 @@ def step_table(run: Run) -> StepTable:
         predicted=np.array([line.predicted_seconds for line in lines], np.float64),
         wall=np.array([line.wall_seconds for line in lines], np.float64),
         hidden=np.array([line.hidden_seconds for line in lines], np.float64),
-        even=np.array([each.even for each in times], np.float64),
-        even_at_most=np.array([each.even_at_most for each in times], np.float64),
+        even=np.array([step_times.even for step_times in times], np.float64),
+        even_at_most=np.array([step_times.even_at_most for step_times in times], np.float64),
         is_regular=np.array([line.is_regular for line in lines], np.bool_),
         is_short=np.array([line.short for line in lines], np.bool_),
         drivers=_by_name([line.drivers for line in lines], busy.shape[1]),
@@ -156,8 +156,8 @@ def worker_names(header: RunHeader, workers: int) -> list[str]:
         >>> worker_names(header, 2)
         ['worker 0 on a', 'worker 1 on b']
     """
-    known = known_workers(header, workers)
-    return [f"worker {rank}" + f" on {host}" * bool(host) for rank, host, _ in known]
+    named_workers = known_workers(header, workers)
+    return [f"worker {rank}" + f" on {host}" * bool(host) for rank, host, _ in named_workers]
 
 
 def known_workers(header: RunHeader, workers: int) -> list[tuple[int, str, str]]:
@@ -170,11 +170,11 @@ def known_workers(header: RunHeader, workers: int) -> list[tuple[int, str, str]]
 
 
 def _by_name(
-    given: Sequence[Mapping[str, Sequence[float | None]]], workers: int
+    rows: Sequence[Mapping[str, Sequence[float | None]]], workers: int
 ) -> dict[str, Floats]:
     """Returns the named values of each step as arrays."""
     lacking = (None,) * workers
     return {
-        name: np.array([each.get(name, lacking) for each in given], np.float64)
-        for name in dict.fromkeys(name for each in given for name in each)
+        name: np.array([row.get(name, lacking) for row in rows], np.float64)
+        for name in dict.fromkeys(name for row in rows for name in row)
     }

@@ -94,8 +94,8 @@ class RunRecord:
             descriptor = self._open()
         except (OSError, ValueError) as error:  # also of a name that no file can have
             self._give_up(error)
-        while (given := self._lines.get()) is not None:
-            data, done = given
+        while (entry := self._lines.get()) is not None:
+            data, done = entry
             if descriptor is not None and self._is_open:
                 self._append(descriptor, data)
             done.set()

@@ -173,7 +173,7 @@ class Beats:
         return [
             rank
             for rank in self._doing(Activity.LEAVING)
-            if any(self._waits_in_vain(each, rank) for each in waiting)
+            if any(self._waits_in_vain(waiter, rank) for waiter in waiting)
         ]
 
     def _waits_in_vain(self, waiting: int, leaving: int) -> bool:
@@ -228,7 +228,7 @@ class Heartbeat:
         **times: float,
     ) -> None:
         self._board, self._rank, self._activity, self._end = board, rank, activity, end
-        self.names = names or [f"worker {each}" for each in range(workers)]  # by rank
+        self.names = names or [f"worker {number}" for number in range(workers)]  # by rank
         self._left_remedy = f": {left_remedy}" if left_remedy else ""
         self._times = Times(**times)
         self._beats = Beats(range(workers) if rank == 0 else [0], self._times)

@@ -45,17 +45,17 @@ def read_marks(folder: Path) -> WorkerMarks:
     with suppress(OSError, ValueError):
         rank, why = (folder / "lost").read_text(encoding="utf-8").split(" ", 1)
         lost = LostWorker(int(rank), why)
-    found = {name: (folder / name).exists() for name in WorkerMarks._fields[:-1]}
-    return WorkerMarks(**found, lost=lost)
+    marks = {name: (folder / name).exists() for name in WorkerMarks._fields[:-1]}
+    return WorkerMarks(**marks, lost=lost)
 
 
 def mark_texts(folder: Path) -> dict[str, str]:
     """Returns the texts of all marks in the folder of a worker, by their names."""
-    found = {}
+    texts = {}
     for name in WorkerMarks._fields:
         with suppress(OSError):
-            found[name] = (folder / name).read_text(encoding="utf-8")
-    return found
+            texts[name] = (folder / name).read_text(encoding="utf-8")
+    return texts
 
 
 def folder_variable(folder: Path) -> dict[str, str]:

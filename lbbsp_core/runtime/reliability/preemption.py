@@ -52,8 +52,8 @@ def _follow_parent() -> None:
 def _end_with(parent: int) -> None:
     """Ends this process when its parent has ended, or sends SIGTERM; handlers cannot tell that."""
     while os.getppid() == parent:
-        found = signal.sigtimedwait([signal.SIGTERM], _PARENT_SECONDS)
-        if found is not None and found.si_pid == parent:
+        siginfo = signal.sigtimedwait([signal.SIGTERM], _PARENT_SECONDS)
+        if siginfo is not None and siginfo.si_pid == parent:
             break
     os._exit(STATUS)
 
