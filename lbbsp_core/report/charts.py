@@ -163,11 +163,11 @@ def timeline(
 ) -> list[Trace]:
     """Returns bars from their starts to their ends; a part is its name, colour, starts and ends."""
     traces = []
-    for what, colour, *ends in parts:
+    for name, colour, *ends in parts:
         start, end = (values.T.ravel() for values in np.broadcast_arrays(*ends))
         marker = {"color": colour, "line": {"width": 1, "color": "rgba(255,255,255,0.6)"}}
         length, base = end - start, rounded(start)
-        traces.append(bar(names, length, what, colour, unit, base=base, marker=marker))
+        traces.append(bar(names, length, name, colour, unit, base=base, marker=marker))
     return traces
 
 
@@ -211,8 +211,8 @@ def spread_table(head: str, columns: Mapping[str, Floats]) -> list[list[str]]:
     """Returns the smallest, the median and the largest value of each column, without NaN."""
     rows = [[head, "smallest", "median", "largest"]]
     for name, values in columns.items():
-        known = values[np.isfinite(values)]
-        spread = (known.min(), np.median(known), known.max()) if known.size else ()
+        numbers = values[np.isfinite(values)]
+        spread = (numbers.min(), np.median(numbers), numbers.max()) if numbers.size else ()
         rows.append([name, *([grouped(x, 4) for x in spread] or ["-"] * 3)])
     return rows
 

@@ -217,7 +217,9 @@ class LiveRun:
         """Returns steps and samples per second; of pushes, the sums of the workers' own rates."""
         if self._pushes:
             rates = [
-                _rates_of(own) for own in self._pushes.values() if own[-1].seconds > own[0].seconds
+                _rates_of(pushes)
+                for pushes in self._pushes.values()
+                if pushes[-1].seconds > pushes[0].seconds
             ]
             return (sum(r[0] for r in rates), sum(r[1] for r in rates)) if rates else (None, None)
         count, seconds = len(steps), sum(line.wall_seconds for line in steps)
@@ -253,9 +255,9 @@ class LiveRun:
 
 def _rates_of(pushes: Sequence[PushLine]) -> tuple[float, float]:
     """Returns pushes and samples per second of a worker, after the first of these pushes."""
-    first, *others = pushes
-    seconds = others[-1].seconds - first.seconds
-    return len(others) / seconds, sum(push.samples for push in others) / seconds
+    first, *later_pushes = pushes
+    seconds = later_pushes[-1].seconds - first.seconds
+    return len(later_pushes) / seconds, sum(push.samples for push in later_pushes) / seconds
 
 
 def _with_causes(workers: list[WorkerView], steps: Sequence[StepLine]) -> list[WorkerView]:
@@ -283,12 +285,12 @@ def _with_causes(workers: list[WorkerView], steps: Sequence[StepLine]) -> list[W
 
 def _drivers(steps: Sequence[StepLine], rank: int) -> dict[str, float]:
     """Returns means of a worker's driving factors."""
-    known: defaultdict[str, list[float]] = defaultdict(list)
+    values_by_name: defaultdict[str, list[float]] = defaultdict(list)
     for line in steps:
         for name, values in line.drivers.items():
             if (value := values[rank]) is not None:
-                known[name].append(value)
-    return {name: fmean(values) for name, values in known.items()}
+                values_by_name[name].append(value)
+    return {name: fmean(values) for name, values in values_by_name.items()}
 
 
 def _name(names: Sequence[str], rank: int) -> str:

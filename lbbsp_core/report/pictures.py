@@ -68,10 +68,13 @@ def draw_comparison(
     scale = 1.05e3 * max(float(table.seconds.mean()) for table in tables)
     labels = [_names(speeds or [1.0] * table.workers) for table in tables]
     sides = list(zip(("first", "second"), names, tables, labels, strict=True))
-    drawn = [_step_chart(side, name, table, own, scale) for side, name, table, own in sides]
+    drawn = [
+        _step_chart(side, name, table, worker_labels, scale)
+        for side, name, table, worker_labels in sides
+    ]
     drawn.append(_times(names, tables))
-    for side, name, table, own in sides:
-        chart = batch_chart(table, own)
+    for side, name, table, worker_labels in sides:
+        chart = batch_chart(table, worker_labels)
         title = f"{chart.title}: {name}"
         drawn.append(replace(chart, name=f"batches-{side}", title=title, wide=False))
     verdict = f"{names[1]} trains {compared(names[0], speedup)}"
@@ -85,13 +88,13 @@ def draw_comparison(
     runs = [
         {
             "name": name,
-            "step_seconds": each.step_seconds,
-            "samples_per_second": each.samples_per_second,
-            "communication_seconds": each.communication_seconds,
-            **each.figures._asdict(),
+            "step_seconds": summary.step_seconds,
+            "samples_per_second": summary.samples_per_second,
+            "communication_seconds": summary.communication_seconds,
+            **summary.figures._asdict(),
             "measured_steps": len(table.steps),
         }
-        for name, each, table in zip(names, summaries, tables, strict=True)
+        for name, summary, table in zip(names, summaries, tables, strict=True)
     ]
     return {"verdict": verdict, "speedup": speedup, "runs": runs, "differences": differences}
 
@@ -112,8 +115,10 @@ def _differences(tables: Sequence[StepTable]) -> dict[str, list[str]]:
     """Returns what differs between the settings of two runs, by name."""
     compared = ("framework", "workers", "global_batch_size", "num_samples", "seed", "lag", "policy",
                 "predictor", "cost", "hosts", "devices", "versions")  # fmt: skip
-    found = {name: [_shown(getattr(each.header, name)) for each in tables] for name in compared}
-    return {name.replace("_", " "): both for name, both in found.items() if both[0] != both[1]}
+    settings = {
+        name: [_shown(getattr(table.header, name)) for table in tables] for name in compared
+    }
+    return {name.replace("_", " "): both for name, both in settings.items() if both[0] != both[1]}
 
 
 def _shown(value: object) -> str:

@@ -24,10 +24,10 @@ def draw_efficiencies(rows: Sequence[Row], path: Path) -> None:
     """Draws a bar for each run, in a chart for each trace; the oracle has efficiency 1."""
     drawn = []
     for number, (title, group) in enumerate(groupby(rows, key=_title)):
-        own = list(group)
-        values = np.array([row.efficiency for row in own])
-        bars = _bars(own, values, "efficiency", "", text=[f"{value:.3f}" for value in values])
-        layout = charts.bar_layout(len(own), range=[0, 1.1 * max(1.0, values.max())])
+        runs = list(group)
+        values = np.array([row.efficiency for row in runs])
+        bars = _bars(runs, values, "efficiency", "", text=[f"{value:.3f}" for value in values])
+        layout = charts.bar_layout(len(runs), range=[0, 1.1 * max(1.0, values.max())])
         caption = "Time of the oracle / time of each run."
         drawn.append(Chart(f"trace-{number}", title, caption, [bars], layout, wide=True))
     write_page(Content("simulate", "lbbsp simulate", "Efficiencies", drawn), path)
@@ -55,34 +55,34 @@ def update_times(run: Timeline | AsyncRun) -> Floats:
 def _totals(rows: Sequence[Row]) -> Iterator[Chart]:
     """Yields the total time of all runs on a cluster, and how much of it workers wait."""
     for number, (title, group) in enumerate(groupby(rows, key=_title)):
-        own = list(group)
-        total = np.array([row.total_seconds for row in own])
-        waiting = total * [row.waiting_share for row in own]
-        texts = [f"{grouped(row.total_seconds, 4)} s, {percent(row.waiting_share)}" for row in own]
+        runs = list(group)
+        total = np.array([row.total_seconds for row in runs])
+        waiting = total * [row.waiting_share for row in runs]
+        texts = [f"{grouped(row.total_seconds, 4)} s, {percent(row.waiting_share)}" for row in runs]
         traces = [
-            _bars(own, total - waiting, "computing and communicating", "s"),
-            _bars(own, waiting, "waiting", "s", text=texts, textposition="outside",
+            _bars(runs, total - waiting, "computing and communicating", "s"),
+            _bars(runs, waiting, "waiting", "s", text=texts, textposition="outside",
                   cliponaxis=False),
         ]  # fmt: skip
         colours = traces[1]["marker"]["color"]
         traces[1]["marker"] = {"color": [f"{colour}59" for colour in colours]}  # pale
-        layout = charts.bar_layout(len(own), title={"text": "virtual seconds"},
+        layout = charts.bar_layout(len(runs), title={"text": "virtual seconds"},
                                    range=[0, 1.35 * total.max()])  # fmt: skip
         caption = "Time for the same number of samples; pale and in percent: waiting, on average."
         table = [["run", "seconds", "waiting", "efficiency"]] + [
             [row.title, grouped(row.total_seconds, 5), percent(row.waiting_share, 1),
-             f"{row.efficiency:.4f}"] for row in own
+             f"{row.efficiency:.4f}"] for row in runs
         ]  # fmt: skip
         name = f"totals-{number}"
         yield Chart(name, f"Total time: {title}", caption, traces, layout, table, wide=True)
 
 
 def _bars(
-    rows: Sequence[Row], values: Floats, what: str, unit: str, **more: object
+    rows: Sequence[Row], values: Floats, label: str, unit: str, **more: object
 ) -> charts.Trace:
     """Returns a bar for each run in the colour of its policy."""
     names = [escape(row.title, quote=False) for row in rows]
-    trace = charts.bar(names, values, what, "", unit, showlegend=False, **more)
+    trace = charts.bar(names, values, label, "", unit, showlegend=False, **more)
     return trace | {"marker": {"color": [charts.policy_colour(row.policy) for row in rows]}}
 
 
@@ -95,8 +95,10 @@ def _updates(results: Sequence[Result]) -> Iterator[Chart]:
         marks = np.concatenate([[0.0], times[per - 1 :: per]])
         return marks[1:], np.diff(marks) / per
 
-    for number, (title, group) in enumerate(groupby(results, key=lambda each: _title(each.row))):
-        curves = [_Curve(each.row.title, each.row.policy, *windows(each)) for each in group]
+    for number, (title, group) in enumerate(
+        groupby(results, key=lambda result: _title(result.row))
+    ):
+        curves = [_Curve(result.row.title, result.row.policy, *windows(result)) for result in group]
         yield _chart(f"updates-{number}", f"Updates: {title}", "seconds per update", curves)
 
 
@@ -108,8 +110,8 @@ def _scaling(rows: Sequence[Row]) -> Chart:
         return f"{row.name}: {row.title}" if several else row.title, row.policy
 
     curves = []
-    for (name, policy), own in groupby(sorted(rows, key=scheme), key=scheme):
-        points = sorted((row.workers, row.efficiency) for row in own)
+    for (name, policy), group in groupby(sorted(rows, key=scheme), key=scheme):
+        points = sorted((row.workers, row.efficiency) for row in group)
         curves.append(_Curve(name, policy, *np.array(points, np.float64).T))
     chart = _chart("scaling", "Scaling", "efficiency", curves, "workers")
     sizes = sorted({row.workers for row in rows})
@@ -130,10 +132,10 @@ def _chart(
     name: str, title: str, y: str, curves: Iterable[_Curve], x: str = "virtual seconds"
 ) -> Chart:
     """Returns curves with their names beside their ends, in the order of these."""
-    curves, seen = list(curves), dict[str, int]()
+    curves, last_numbers = list(curves), dict[str, int]()
     traces, labels = [], []
     for curve in curves:
-        number = seen[curve.policy] = seen.get(curve.policy, -1) + 1
+        number = last_numbers[curve.policy] = last_numbers.get(curve.policy, -1) + 1
         style = {"color": charts.policy_colour(curve.policy), "dash": charts.DASHES[number % 3]}
         traces.append(charts.curve(curve.x, curve.y, curve.label, mode="lines+markers", **style))
         labels.append((traces[-1]["name"], style["color"], float(curve.y[-1])))

@@ -140,13 +140,13 @@ def summarise(run: Run) -> RunSummary:
 
 def measured(table: StepTable) -> StepTable:
     """Returns the measured steps of a run."""
-    found = table.select(table.is_measured)
-    if not len(found.steps):
+    measured_table = table.select(table.is_measured)
+    if not len(measured_table.steps):
         raise ValueError(
             "at least one step must show the busy times of all workers, and have taken some time, "
             f"but none of {len(table.steps)} does: train for longer"
         )
-    return found
+    return measured_table
 
 
 def summary_of(table: StepTable) -> RunSummary:

@@ -59,7 +59,7 @@ def trace_events(run: Run) -> Iterator[Event]:
     yield from _names(run, workers)
     start = run.header.started
     firsts = [line.time - line.wall_seconds for line in run.steps if line.time is not None]
-    zero = min([each for each in (start, *firsts) if each is not None], default=0.0)
+    zero = min([moment for moment in (start, *firsts) if moment is not None], default=0.0)
     yield from chain(_steps(run, zero), _pushes(run.pushes))
     for event in run.events:
         yield _moment(event.event, event.time - zero, {"steps": event.steps})
@@ -70,8 +70,8 @@ def _names(run: Run, workers: int) -> Iterator[Event]:
     yield _meta("process_name", _WORKERS, 1, name=f"workers of {header.framework}")
     yield _meta("process_name", _COUNTERS, 1, name="batch sizes and drivers")
     for rank in range(workers):
-        known = [names[rank] for names in (header.hosts, header.devices) if rank < len(names)]
-        text = f"worker {rank}" + (f" ({', '.join(known)})" if known else "")
+        details = [names[rank] for names in (header.hosts, header.devices) if rank < len(names)]
+        text = f"worker {rank}" + (f" ({', '.join(details)})" if details else "")
         yield _meta("thread_name", _WORKERS, 1 + rank, name=text)
         yield _meta("thread_sort_index", _WORKERS, 1 + rank, sort_index=rank)
 
@@ -144,14 +144,14 @@ def _slice(name: str, rank: int, begin: float, end: float, facts: Event) -> Even
 
 def _counters(name: str, seconds: float, values: Sequence[float | None]) -> Event:
     """Returns the values of all workers; those of None are left out."""
-    known = {f"worker {rank}": each for rank, each in enumerate(values) if each is not None}
-    return {**_event("C", name, _COUNTERS, 1, seconds), "args": known}
+    series = {f"worker {rank}": value for rank, value in enumerate(values) if value is not None}
+    return {**_event("C", name, _COUNTERS, 1, seconds), "args": series}
 
 
 def _moment(name: str, seconds: float, facts: Mapping[str, object]) -> Event:
     """Returns a moment that all tracks show."""
-    known = {key: value for key, value in facts.items() if value is not None}
-    return {**_event("i", name, _WORKERS, 1, max(0.0, seconds)), "s": "g", "args": known}
+    known_facts = {key: value for key, value in facts.items() if value is not None}
+    return {**_event("i", name, _WORKERS, 1, max(0.0, seconds)), "s": "g", "args": known_facts}
 
 
 def _meta(name: str, process: int, thread: int, /, **values: object) -> Event:

@@ -90,9 +90,9 @@ def duration(seconds: float) -> str:
         return f"{grouped(1e3 * seconds)} ms"
     if seconds < 60:
         return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {remainder} s"
     return f"{minutes // 60:,} h {minutes % 60} min"
 
 

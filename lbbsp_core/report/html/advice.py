@@ -81,9 +81,9 @@ def slower_worker(report: RunReport) -> Iterator[Advice]:
 
 def slower(rank: int, name: str, drop: Drop, since: str, causes: Iterable[str] = ()) -> Advice:
     """Returns the advice on a worker whose speed has fallen."""
-    found = " and ".join(causes)
-    rest = f"; {found}." if found else ". Look for other processes, heat or I/O there."
-    text = f"W{name[1:]} has been {drop.ratio:.1f}x slower since {since}{rest}"
+    reasons = " and ".join(causes)
+    ending = f"; {reasons}." if reasons else ". Look for other processes, heat or I/O there."
+    text = f"W{name[1:]} has been {drop.ratio:.1f}x slower since {since}{ending}"
     return Advice("slower-worker", text, (rank,))
 
 
@@ -184,11 +184,11 @@ def binding_limit(report: RunReport) -> Iterator[Advice]:
         return
     sizes, planned = table.sizes[late], table.predicted[late]
     slowest = planned.max(axis=1)[:, None]
-    others = np.sort(planned, axis=1)[:, -2][:, None]
+    second_slowest = np.sort(planned, axis=1)[:, -2][:, None]
     full = table.is_full
     top = (sizes == table.sizes[full].max(axis=0)) & (planned <= _BINDING * slowest)
     bottom = (sizes == table.sizes[full].min(axis=0)) & (planned == slowest)
-    bottom &= others <= _BINDING * slowest
+    bottom &= second_slowest <= _BINDING * slowest
     for held, limit, change, moment, batch in (
         (top, "maximum", "raise it if the memory allows", "before", "largest"),
         (bottom, "minimum", "lower it", "after", "smallest"),
@@ -276,12 +276,12 @@ def _causes(report: RunReport, rank: int, start: int) -> Iterator[str]:
 
 def _medians(values: Floats) -> Floats:
     """Returns medians over the first axis, without NaN; NaN where there is nothing else."""
-    known = np.where(np.isnan(values).all(axis=0), -np.inf, values)
-    medians = np.nanmedian(known, axis=0)
+    filled_values = np.where(np.isnan(values).all(axis=0), -np.inf, values)
+    medians = np.nanmedian(filled_values, axis=0)
     return np.where(np.isinf(medians), np.nan, medians)
 
 
 def _listed(report: RunReport, ranks: list[int]) -> str:
     names = worker_names(report.table.header, report.table.workers)
-    rest = f" and {len(ranks) - _LISTED} others" * (len(ranks) > _LISTED)
-    return ", ".join(names[rank] for rank in ranks[:_LISTED]) + rest
+    ending = f" and {len(ranks) - _LISTED} others" * (len(ranks) > _LISTED)
+    return ", ".join(names[rank] for rank in ranks[:_LISTED]) + ending

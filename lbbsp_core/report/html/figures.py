@@ -150,25 +150,25 @@ class RunReport:
 def run_report(run: Run) -> RunReport:
     """Computes the figures of a run whose workers are in the same step."""
     table = step_table(run)
-    found = measured(table)
+    measured_table = measured(table)
     return RunReport(
         table=table,
-        measured=found,
-        figures=found.figures,
-        balanced_speedup=_balanced_speedup(found),
-        workers=tuple(_workers(found)),
+        measured=measured_table,
+        figures=measured_table.figures,
+        balanced_speedup=_balanced_speedup(measured_table),
+        workers=tuple(_workers(measured_table)),
         events=_events(run, table),
     )
 
 
 def relative_rmse(forecast: Floats, truth: Floats) -> float | None:
     """Returns the RMSE of forecasts divided by the mean of what they forecast; None without any."""
-    known = ~np.isnan(forecast)
-    if not known.any():
+    mask = ~np.isnan(forecast)
+    if not mask.any():
         return None
-    error = forecast[known] - truth[known]
+    error = forecast[mask] - truth[mask]
     with np.errstate(over="ignore"):
-        return float(np.sqrt(np.mean(error**2)) / truth[known].mean())
+        return float(np.sqrt(np.mean(error**2)) / truth[mask].mean())
 
 
 def _workers(table: StepTable) -> Iterator[WorkerFigures]:

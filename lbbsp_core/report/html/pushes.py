@@ -125,15 +125,15 @@ def _check(line: PushLine, workers: int) -> None:
 
 def _workers(report: PushReport) -> Iterator[PusherFigures]:
     for rank, host, device in known_workers(report.header, report.header.workers):
-        own = report.worker == rank
-        busy, samples = report.busy[own], report.samples[own]
+        mask = report.worker == rank
+        busy, samples = report.busy[mask], report.samples[mask]
         speeds = (samples / busy)[~np.isnan(busy)]
-        staleness = report.staleness[own] if own.any() else np.zeros(1)
+        staleness = report.staleness[mask] if mask.any() else np.zeros(1)
         yield PusherFigures(
             rank,
             host,
             device,
-            pushes=int(own.sum()),
+            pushes=int(mask.sum()),
             samples=int(samples.sum()),
             samples_per_second=float(np.median(speeds)) if speeds.size else 0.0,
             busy_share=float(np.nansum(busy)) / report.total_seconds,
@@ -144,10 +144,10 @@ def _workers(report: PushReport) -> Iterator[PusherFigures]:
 
 def _slower(report: PushReport) -> Iterator[Advice]:
     for rank, name in enumerate(worker_names(report.header, len(report.workers))):
-        own = np.flatnonzero((report.worker == rank) & (report.busy > 0) & (report.samples > 0))
-        drop = lasting_drop(report.samples[own] / report.busy[own], SLOWER)
+        indices = np.flatnonzero((report.worker == rank) & (report.busy > 0) & (report.samples > 0))
+        drop = lasting_drop(report.samples[indices] / report.busy[indices], SLOWER)
         if drop is not None:
-            yield slower(rank, name, drop, f"push {report.push[own[drop.start]]}")
+            yield slower(rank, name, drop, f"push {report.push[indices[drop.start]]}")
 
 
 def _stale(report: PushReport) -> Iterator[Advice]:
@@ -170,7 +170,7 @@ def push_charts(report: PushReport) -> Iterator[Chart]:
     names = list(map(charts.short_name, ranks))
     busy = 100 * np.minimum([worker.busy_share for worker in report.workers], 1.0)
     parts = (("busy", busy, charts.BUSY), ("other", 100 - busy, charts.COMMUNICATION))
-    bars = [charts.bar(names, values, what, colour) for what, values, colour in parts]
+    bars = [charts.bar(names, values, label, colour) for label, values, colour in parts]
     caption = "Share of the time for which each worker was busy with an iteration; the rest is "
     caption += "waiting, input and communication."
     yield Chart("shares", "Where the time goes", caption, bars, charts.bar_layout(len(ranks)))
@@ -181,9 +181,9 @@ def push_charts(report: PushReport) -> Iterator[Chart]:
     ):
         curves: list[charts.Trace] = []
         for rank in ranks:
-            own = report.worker == rank
+            mask = report.worker == rank
             curves += charts.lines(
-                report.push[own], values[own][:, None], [names[rank]], first=rank, of=len(ranks)
+                report.push[mask], values[mask][:, None], [names[rank]], first=rank, of=len(ranks)
             )
         rows = charts.spread_table("worker", {str(r): values[report.worker == r] for r in ranks})
         caption = f"{title} of each worker's pushes, in {unit}."

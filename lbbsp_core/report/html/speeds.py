@@ -37,8 +37,8 @@ def prior_cost(text: str | None) -> Cost:
     try:
         call = ast.parse(text or "", mode="eval").body
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-            given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-            return _FORMS[call.func.id](**given)
+            arguments = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+            return _FORMS[call.func.id](**arguments)
     except (ValueError, SyntaxError, KeyError, TypeError, ArithmeticError, RecursionError,
             MemoryError):  # fmt: skip
         pass
@@ -54,7 +54,7 @@ def speeds_of(table: StepTable) -> Floats:
     prior = prior_cost(table.header.cost)
     shape = CostShape.from_cost(prior, table.header.global_batch_size, table.workers)
     columns = zip(table.amounts.T, table.busy.T, strict=True)
-    overheads = [_overhead(shape, *own) for own in columns]
+    overheads = [_overhead(shape, *column) for column in columns]
     return _shape(prior, table.amounts, overheads) / table.busy
 
 
@@ -100,11 +100,11 @@ def lasting_drop(values: Floats, least: float) -> Drop | None:
         >>> lasting_drop(np.repeat([300.0, 150.0, 100.0], 50), 2)
         Drop(ratio=3.0, start=50)
     """
-    found = levels(values)
-    higher = [level for level in found[:-1] if level.median >= least * found[-1].median]
+    all_levels = levels(values)
+    higher = [level for level in all_levels[:-1] if level.median >= least * all_levels[-1].median]
     if not higher:
         return None
-    return Drop(max(level.median for level in higher) / found[-1].median, higher[-1].stop)
+    return Drop(max(level.median for level in higher) / all_levels[-1].median, higher[-1].stop)
 
 
 def levels(values: Floats) -> list[Level]:
@@ -133,15 +133,15 @@ def levels(values: Floats) -> list[Level]:
         D. M. Hawkins and Q. Deng, "A nonparametric change-point control chart", Journal of Quality
         Technology 42(2), 2010.
     """
-    found: list[Level] = []
+    merged_levels: list[Level] = []
     for start, stop in _segments(values):
         level = Level(start, stop, float(np.median(values[start:stop])))
-        while found and _are_one(found[-1], level):
-            earlier = found.pop()
+        while merged_levels and _are_one(merged_levels[-1], level):
+            earlier = merged_levels.pop()
             start = earlier.start
             level = Level(start, stop, float(np.median(values[start:stop])))
-        found.append(level)
-    return found
+        merged_levels.append(level)
+    return merged_levels
 
 
 def _segments(values: Floats) -> Iterator[tuple[int, int]]:
@@ -169,6 +169,6 @@ def _split(values: Floats) -> tuple[int, float]:
     return best + MIN_LENGTH, 2 * n * float(norm.sf(possible[best]))
 
 
-def _are_one(one: Level, other: Level) -> bool:
-    low, high = sorted((one.median, other.median))
+def _are_one(level: Level, other: Level) -> bool:
+    low, high = sorted((level.median, other.median))
     return high < _MIN_RATIO * low

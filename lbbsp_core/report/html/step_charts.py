@@ -54,7 +54,7 @@ def _by_worker(
 
 
 def _by_rank(values: Floats) -> dict[str, Floats]:
-    return {str(rank): own for rank, own in enumerate(values.T)}
+    return {str(rank): column for rank, column in enumerate(values.T)}
 
 
 def _names(workers: int) -> list[str]:
@@ -83,7 +83,9 @@ def _shares(report: RunReport) -> Chart:
         ("waiting for other workers", [w.waiting for w in report.workers], charts.WAITING),
         ("communication", [report.figures.communication] * len(names), charts.COMMUNICATION),
     )
-    traces = [charts.bar(names, 100 * np.array(own), what, colour) for what, own, colour in parts]
+    traces = [
+        charts.bar(names, 100 * np.array(shares), label, colour) for label, shares, colour in parts
+    ]
     caption = "Shares of the time of each worker, over all measured steps; the table below has the "
     caption += "same figures."
     if report.figures.hides:
@@ -101,7 +103,7 @@ def _waiting_history(table: StepTable) -> Chart:
         "type": "heatmap",
         "x": table.steps[edges[:-1]].tolist(),
         "y": _names(table.workers),
-        "z": [charts.rounded(100 * own) for own in share.T],
+        "z": [charts.rounded(100 * row) for row in share.T],
         "zmin": 0,
         "zmax": max(50.0, float(f"{100 * share.max():.3g}")),
         "colorscale": [[0, charts.BUSY], [0.15, "#8fbcdc"], [0.4, "#f3d9a4"], [1, charts.WAITING]],
@@ -144,8 +146,8 @@ def _last_steps(table: StepTable) -> Chart:
 def _forecasts(report: RunReport) -> Iterator[Chart]:
     """Yields measured and predicted busy times, one panel for each of at most eight workers."""
     table = report.measured
-    known = [w for w in report.workers if w.forecast_rmse is not None]
-    shown = sorted(known, key=lambda w: w.forecast_rmse or 0.0)[-8:]
+    workers = [w for w in report.workers if w.forecast_rmse is not None]
+    shown = sorted(workers, key=lambda w: w.forecast_rmse or 0.0)[-8:]
     if not shown:
         return
     traces: list[charts.Trace] = []
@@ -171,6 +173,6 @@ def _forecasts(report: RunReport) -> Iterator[Chart]:
                                   "automargin": True}  # fmt: skip
     layout["xaxis"]["anchor"] = f"y{axis}"
     caption = "Busy time of each worker, and the forecast from which its batch size followed."
-    if len(shown) < len(known):
+    if len(shown) < len(workers):
         caption += f" The {len(shown)} workers with the largest errors are shown."
     yield Chart("forecasts", "Forecasts and measurements", caption, traces, layout, wide=True)

@@ -73,7 +73,7 @@ def describe(run: Run, name: str) -> tuple[Content, dict[str, object]]:
     values = {"report": report, "header": run.header, "advice": advice}
     title = f"lbbsp report: {name}"
     content = Content("report", title, report.verdict, charts, template=template, values=values)
-    return content, {**report.to_json(), "advice": [asdict(each) for each in advice]}
+    return content, {**report.to_json(), "advice": [asdict(piece) for piece in advice]}
 
 
 def _require_html(out: Path) -> None:
@@ -85,8 +85,8 @@ def _short_names(first: Path, second: Path) -> tuple[str, str]:
     """Returns names of two records, without what is common to both."""
     folders = [path.parent if path.name == "run.jsonl" else path for path in (first, second)]
     parts = [list(path.absolute().parts) for path in folders]
-    while all(len(own) > 1 for own in parts) and parts[0][-1] == parts[1][-1]:
-        for own in parts:
-            own.pop()
-    one, other = (one_line(own[-1]) for own in parts)
-    return (one, other) if one != other else (one_line(str(first)), one_line(str(second)))
+    while all(len(path_parts) > 1 for path_parts in parts) and parts[0][-1] == parts[1][-1]:
+        for path_parts in parts:
+            path_parts.pop()
+    name, other = (one_line(path_parts[-1]) for path_parts in parts)
+    return (name, other) if name != other else (one_line(str(first)), one_line(str(second)))
