@@ -129,23 +129,23 @@ def launch(
     """
     started = time.monotonic()
     _check(command, timeout, grace)
-    found = find_hosts(hosts, workers, framework=framework, port=port, rank=rank, env=env)
-    workers = require_integer("workers", len(found.names) if found else workers or 0, 1)
+    cluster = find_hosts(hosts, workers, framework=framework, port=port, rank=rank, env=env)
+    workers = require_integer("workers", len(cluster.names) if cluster else workers or 0, 1)
     limits = RestartLimits(max_restarts, elastic)
     check_limits(limits, workers)
     _check_ranks(ranks, workers)
     plan, cores = _shares(speeds, speeds_at, contention, workers)
     emulated = plan is not None or contention is not None
-    if found is not None:
-        _check_hosts(found, limits, devices, emulated=emulated)
+    if cluster is not None:
+        _check_hosts(cluster, limits, devices, emulated=emulated)
     if devices is None and framework == "torch" and not emulated:
         devices = "all"
     may_mix = framework != "tensorflow"
     remote = gpus = None
-    if found is None:
+    if cluster is None:
         gpus = assign_devices(devices, workers, emulated=emulated, may_mix=may_mix)
-    elif found.remote:
-        remote = by_ssh(found, devices, env, may_mix=may_mix)
+    elif cluster.remote:
+        remote = by_ssh(cluster, devices, env, may_mix=may_mix)
     check_command(command)
     if gpus is not None and gpus.note is not None:
         notify(gpus.note)
@@ -156,11 +156,11 @@ def launch(
         members = attempt.members
         job = job_spec(
             framework, len(members), emulated=emulated, run_dir=folder, servers=servers,
-            restart=attempt.number, workers_at_first=workers, hosts=found and found.of(members),
+            restart=attempt.number, workers_at_first=workers, hosts=cluster and cluster.of(members),
             devices=None if gpus is None else [gpus.environments[i] for i in members],
         )  # fmt: skip
-        if found is not None and found.rank is not None:
-            require_free_ports(job, found.rank)
+        if cluster is not None and cluster.rank is not None:
+            require_free_ports(job, cluster.rank)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         shares = None if plan is None else plan.of(members)
@@ -171,7 +171,7 @@ def launch(
         ) as lines:  # fmt: skip
             throttle = create_throttle(shares, emulation, notify, contended=contention is not None)
             with closing(Supervisor(throttle, reaper, lines, events, started)) as supervisor:
-                only = found and found.rank
+                only = cluster and cluster.rank
                 supervisor.start(command, job, placed, only, remote and remote.of(members))
                 outcome = supervisor.watch(changes, timeout)
                 if outcome.leaving:

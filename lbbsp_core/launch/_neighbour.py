@@ -33,9 +33,9 @@ class Demand:
 
     def until(self, seconds: float) -> float:
         """Returns the CPU seconds asked for in the first ``seconds`` of the repeated schedule."""
-        rounds, rest = divmod(seconds, self._ends[-1])
-        place = min(bisect_right(self._ends, rest), len(self._ends) - 1)
-        remaining = max(self._ends[place] - rest, 0.0) * self._demands[place]
+        rounds, offset = divmod(seconds, self._ends[-1])
+        place = min(bisect_right(self._ends, offset), len(self._ends) - 1)
+        remaining = max(self._ends[place] - offset, 0.0) * self._demands[place]
         return rounds * self._until[-1] + self._until[place] - remaining
 
 
@@ -55,9 +55,9 @@ class Account:
     def goal(self, now: float, used: float) -> float:
         """Returns the CPU seconds that this process should have used when the cycle ends."""
         until = max(now + CYCLE_SECONDS - self._started, 0.0)
-        asked = self._demand.until(until) - self._demand.until(self._until)
+        demand = self._demand.until(until) - self._demand.until(self._until)
         share = self._shares[max(bisect_right(self._times, now) - 1, 0)]
-        self._goal = min(self._goal + share * asked, used + share * CYCLE_SECONDS)
+        self._goal = min(self._goal + share * demand, used + share * CYCLE_SECONDS)
         self._until = until
         return self._goal
 

@@ -67,7 +67,7 @@ class Relay:
 
     def run(self) -> int:
         """Relays until the process has ended; returns its status, or minus its signal."""
-        rest, heard = b"", time.monotonic()
+        partial_line, heard = b"", time.monotonic()
         while True:
             if not select.select([self._output], [], [], BEAT_SECONDS)[0]:
                 if time.monotonic() > heard + self._silence:
@@ -80,9 +80,9 @@ class Relay:
                 lost = self._disconnected(self._end_ssh())
                 if lost is not None:
                     return lost
-                rest, heard = b"", time.monotonic()
+                partial_line, heard = b"", time.monotonic()
                 continue
-            *lines, rest = (rest + data).split(b"\n")
+            *lines, partial_line = (partial_line + data).split(b"\n")
             for line in lines:
                 status = self._take(line.decode(errors="replace"))
                 if status is not None:
@@ -92,20 +92,20 @@ class Relay:
     def _take(self, line: str) -> int | None:
         """Handles a line of the agent; returns the status with which the process has ended."""
         if not self._begun:
-            greeting, hello, found = line.partition(HELLO)
+            greeting, hello, release = line.partition(HELLO)
             if greeting or not hello:
                 print(greeting, flush=True)  # of the host
             if not hello:
                 return None
             self._begun, version = True, self._description["version"]
-            if found != version:
+            if release != version:
                 return self._lost(
-                    f"{self._host} has lbbsp {found}, and this host {version}: install the same "
+                    f"{self._host} has lbbsp {release}, and this host {version}: install the same "
                     "version on all hosts"
                 )
             with suppress(OSError):
-                given = {name: os.environ[name] for name in self._description["names"]}
-                message = {**self._description, "environment": given}
+                environment = {name: os.environ[name] for name in self._description["names"]}
+                message = {**self._description, "environment": environment}
                 self._to_agent.write(json.dumps(message).encode() + b"\n")
                 self._to_agent.flush()
             os.set_blocking(self._input, False)

@@ -60,7 +60,7 @@ def main() -> None:
 
 def _prepare(description: _Description) -> dict[str, str]:
     """Enters the folder of the job; returns the environment of its process on this host."""
-    folder, given = description["directory"], description["environment"]
+    folder, variables = description["directory"], description["environment"]
     try:
         os.chdir(folder)
     except OSError as error:
@@ -69,11 +69,11 @@ def _prepare(description: _Description) -> dict[str, str]:
             "the same path on all hosts"
         ) from None
     check_command(description["command"])
-    if port := listening_port(given):
+    if port := listening_port(variables):
         require_free_port(port, PORT_SECONDS)
-    if run_dir := given.get("LBBSP_RUN_DIR"):
+    if run_dir := variables.get("LBBSP_RUN_DIR"):
         Path(run_dir).mkdir(parents=True, exist_ok=True)
-    environ = {**os.environ, **given}
+    environ = {**os.environ, **variables}
     return with_defaults({**environ, **_devices(description, environ)})
 
 
@@ -101,8 +101,8 @@ class _Process:
         self._marks.mkdir()
         self._reaper = Reaper()
         self._reaper.watch("job", self._folder)
-        own = {_reaper.JOB: str(self._folder), **folder_variable(self._marks)}
-        process = spawn_python(command, environment={**environment, **own})
+        variables = {_reaper.JOB: str(self._folder), **folder_variable(self._marks)}
+        process = spawn_python(command, environment={**environment, **variables})
         self._reaper.watch("group", process.pid)
         self._events: SimpleQueue[child.Event] = SimpleQueue()
         self._child = child.ChildProcess(
@@ -143,18 +143,18 @@ class _Process:
 
         The main thread may wait for the connection, which an unplugged cable leaves open.
         """
-        asked = False
-        while select.select([0], [], [], SILENCE_SECONDS)[0] and (given := os.read(0, 1 << 12)):
-            words = given.split()
+        is_ending = False
+        while select.select([0], [], [], SILENCE_SECONDS)[0] and (data := os.read(0, 1 << 12)):
+            words = data.split()
             if b"failed" in words:
                 note_failed(self._marks)
             if b"end" in words:
-                asked = True
+                is_ending = True
                 with suppress(ProcessLookupError):
                     os.kill(self._child.pid, signal.SIGTERM)
         if self._ended:  # but for what the main thread still waits to tell
             os._exit(0)
-        until = time.monotonic() + (0.0 if asked else TERM_SECONDS)
+        until = time.monotonic() + (0.0 if is_ending else TERM_SECONDS)
         signal_group(self._child.pid, signal.SIGTERM)
         while wait_unreaped(self._child.pid, block=False) is None and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)

@@ -81,23 +81,27 @@ def job_spec(
     the framework's number of them. Without `hosts` all run on this machine; processes that this
     launcher starts on other machines get what depends on the machine there.
     """
-    own = cluster_variables(framework, workers, servers, hosts)
+    job = cluster_variables(framework, workers, servers, hosts)
     shared = {}
     if hosts is None or hosts.rank is None:  # else the scheduler restarts jobs, and tells the user
         shared["LBBSP_RESTART"] = str(restart)
         shared["LBBSP_ELASTIC"] = f"{workers_at_first or workers}/{workers}"
     if run_dir is not None:
         shared["LBBSP_RUN_DIR"] = str(run_dir.absolute())
-    given = [{}] * workers if devices is None else devices
+    variables = [{}] * workers if devices is None else devices
     beside = {} if devices is None else NO_GPU
 
     def complete(role: Mapping[str, str], gpus: Mapping[str, str]) -> dict[str, str]:
-        own = {**os.environ, **gpus, **shared, **role}
-        return own if hosts is not None and hosts.remote else with_defaults(own, emulated=emulated)
+        environment = {**os.environ, **gpus, **shared, **role}
+        return (
+            environment
+            if hosts is not None and hosts.remote
+            else with_defaults(environment, emulated=emulated)
+        )
 
-    return own._replace(
-        workers=[complete(role, gpus) for role, gpus in zip(own.workers, given, strict=True)],
-        helpers=[h._replace(environment=complete(h.environment, beside)) for h in own.helpers],
+    return job._replace(
+        workers=[complete(role, gpus) for role, gpus in zip(job.workers, variables, strict=True)],
+        helpers=[h._replace(environment=complete(h.environment, beside)) for h in job.helpers],
     )
 
 
@@ -124,8 +128,8 @@ def tensorflow_cluster(workers: int, servers: int | None, hosts: Hosts | None) -
     tasks = [{"type": "worker", "index": index} for index in range(workers)]
     configs = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
     ports = [str(port) for _, port in addresses]
-    own = zip(configs, ports, strict=True)
-    return JobSpec([{"TF_CONFIG": config, _PORT: port} for config, port in own], [])
+    pairs = zip(configs, ports, strict=True)
+    return JobSpec([{"TF_CONFIG": config, _PORT: port} for config, port in pairs], [])
 
 
 def mxnet_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> JobSpec:
@@ -141,7 +145,7 @@ def mxnet_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> Job
     firsts = [places.index(host) for host in dict.fromkeys(places)]  # a worker of each host
     beside = [firsts[i % len(firsts)] for i in range(servers or len(firsts))]
     ranks = [0, *range(workers), *beside]
-    (root, *others) = _addresses([places[rank] for rank in ranks], hosts)
+    (root, *other_addresses) = _addresses([places[rank] for rank in ranks], hosts)
     common = {
         "DMLC_PS_ROOT_URI": root[0],
         "DMLC_PS_ROOT_PORT": str(root[1]),
@@ -150,16 +154,16 @@ def mxnet_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> Job
         "PS_HEARTBEAT_INTERVAL": "1",  # also for scripts without lbbsp_mx
     }
     roles = ["scheduler", *["worker"] * workers, *["server"] * len(beside)]
-    own = [
+    environments = [
         {**common, "DMLC_ROLE": role, "DMLC_NODE_HOST": host, "PORT": str(port), _PORT: str(port)}
-        for role, (host, port) in zip(roles, (root, *others), strict=True)
+        for role, (host, port) in zip(roles, (root, *other_addresses), strict=True)
     ]
-    del own[0]["PORT"]  # the scheduler listens on the root port
+    del environments[0]["PORT"]  # the scheduler listens on the root port
     names = ["scheduler", *(f"server {i}" for i in range(len(beside)))]
     command = ("-m", "lbbsp_mx.server")
-    helpers = zip(names, [own[0], *own[1 + workers :]], [0, *beside], strict=True)
+    helpers = zip(names, [environments[0], *environments[1 + workers :]], [0, *beside], strict=True)
     return JobSpec(
-        own[1 : 1 + workers],
+        environments[1 : 1 + workers],
         [Helper(name, command, environment, rank) for name, environment, rank in helpers],
     )
 
@@ -173,7 +177,7 @@ def torch_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> Job
     places = hosts.addresses if hosts else (HOST,) * workers
     ((address, port),) = _addresses(places[:1], hosts)
     common = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(workers)}
-    own = [
+    environments = [
         {
             **common,
             "RANK": str(rank),
@@ -183,7 +187,7 @@ def torch_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> Job
         }
         for rank, place in enumerate(places)
     ]
-    return JobSpec(own, [])
+    return JobSpec(environments, [])
 
 
 def _refuse_servers(framework: str, servers: int | None) -> None:

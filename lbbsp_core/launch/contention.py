@@ -59,7 +59,10 @@ class Place(NamedTuple):
 
     def command(self, neighbour: int, file: Path, started: float, job: float) -> list[str]:
         """Writes the schedule of one neighbour, and returns the arguments of Python that run it."""
-        demands = [(seconds, sum(own[neighbour : neighbour + 1])) for seconds, own in self.phases]
+        demands = [
+            (seconds, sum(phase_demands[neighbour : neighbour + 1]))
+            for seconds, phase_demands in self.phases
+        ]
         shares = [(job + seconds, share) for seconds, share in self.shares]
         content = {"started": started, "phases": demands, "shares": shares}
         file.write_text(json.dumps(content), encoding="ascii")
@@ -110,13 +113,13 @@ def places(
     """
     if contention is None:
         return [Place()] * len(members)
-    found = []
+    worker_places = []
     for rank, member in enumerate(members):
         place = Place(contention[member % len(contention)], cores=tuple(cores[member:][:1]))
         if plan is not None:
             place = place._replace(shares=tuple((s, shares[rank]) for s, shares in plan.stages))
-        found.append(place)
-    return found
+        worker_places.append(place)
+    return worker_places
 
 
 def replayed(rows: Iterable[tuple[float, float]]) -> list[Phase]:

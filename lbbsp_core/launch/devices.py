@@ -75,18 +75,18 @@ def entries_of(devices: str | Sequence[str] | None) -> list[str] | None:
 
 
 def _automatic(workers: int, environ: Mapping[str, str], *, may_mix: bool) -> Devices | None:
-    given = environ.get(VARIABLE)
-    names = [str(each) for each in range(count_gpus())] if given is None else _usable(given)
+    setting = environ.get(VARIABLE)
+    names = [str(index) for index in range(count_gpus())] if setting is None else _usable(setting)
     if not names:
         return None
     chosen: Sequence[Sequence[str]] = [[names[i % len(names)]] for i in range(workers)]
-    if given is not None and len(names) >= workers:
+    if setting is not None and len(names) >= workers:
         chosen = _divided(names, workers)
-    note = _note(workers, names, given, may_mix=may_mix)
-    return Devices(_environments(chosen, environ, number=given is None), note)
+    note = _note(workers, names, setting, may_mix=may_mix)
+    return Devices(_environments(chosen, environ, number=setting is None), note)
 
 
-def _note(workers: int, names: Sequence[str], given: str | None, *, may_mix: bool) -> str | None:
+def _note(workers: int, names: Sequence[str], setting: str | None, *, may_mix: bool) -> str | None:
     """Returns what the user should know of an automatic choice, or None."""
     total = f"{len(names)} GPU{'s' * (len(names) != 1)}"
     if workers > len(names):
@@ -96,10 +96,10 @@ def _note(workers: int, names: Sequence[str], given: str | None, *, may_mix: boo
             f"{'an entry none of --devices' if may_mix else '--devices none'}"
         )
     divided, unused = _divided(names, workers), len(names) % workers
-    if given is None and len(divided[0]) > 1:
-        each = ",".join(map("+".join, divided))
+    if setting is None and len(divided[0]) > 1:
+        entries = ",".join(map("+".join, divided))
         which = "more" if unused else "all"
-        return f"each worker uses one of {total}: to use {which} of them, give --devices {each}"
+        return f"each worker uses one of {total}: to use {which} of them, give --devices {entries}"
     if unused:
         return (
             f"{unused} of {total} {'is' if unused == 1 else 'are'} not used, because all workers "
@@ -111,8 +111,8 @@ def _note(workers: int, names: Sequence[str], given: str | None, *, may_mix: boo
 
 def _divided(names: Sequence[str], workers: int) -> list[Sequence[str]]:
     """Gives each worker the same number of names, in their order; the last ones may remain."""
-    each = len(names) // workers
-    return [names[each * worker : each * (worker + 1)] for worker in range(workers)]
+    count = len(names) // workers
+    return [names[count * worker : count * (worker + 1)] for worker in range(workers)]
 
 
 def check_entries(entries: Sequence[str], workers: int, *, may_mix: bool) -> list[list[str]]:
@@ -139,26 +139,26 @@ def check_entries(entries: Sequence[str], workers: int, *, may_mix: bool) -> lis
     return chosen
 
 
-def _check_usable(named: Sequence[str], given: str | None) -> None:
+def _check_usable(named: Sequence[str], setting: str | None) -> None:
     """Raises ValueError if a device is not there, or was not given to the launcher."""
-    if given is not None:
-        if foreign := [name for name in named if name not in _usable(given)]:
+    if setting is not None:
+        if foreign := [name for name in named if name not in _usable(setting)]:
             raise ValueError(
-                f"devices must be among those of CUDA_VISIBLE_DEVICES = {given!r}, got "
+                f"devices must be among those of CUDA_VISIBLE_DEVICES = {setting!r}, got "
                 f"{foreign[0]}: choose from these, or unset the variable"
             )
         return
-    known = count_gpus()
-    if named and not known:
+    count = count_gpus()
+    if named and not count:
         raise ValueError(
             f"devices must be GPUs of this machine ({socket.gethostname()}), on which none is "
             f"found, got {named[0]}: give none, or install nvidia-ml-py if there are some"
         )
     uuids = gpu_uuids()
     for name in named:
-        if name.isdecimal() and int(name) >= known:
+        if name.isdecimal() and int(name) >= count:
             raise ValueError(
-                f"devices must be numbers from 0 to {known - 1}, because this machine has {known} "
+                f"devices must be numbers from 0 to {count - 1}, because this machine has {count} "
                 f"GPUs, got {name}: choose from these"
             )
         if name.startswith("GPU-") and uuids and not any(u.startswith(name) for u in uuids):
@@ -168,9 +168,9 @@ def _check_usable(named: Sequence[str], given: str | None) -> None:
             )
 
 
-def _usable(given: str) -> list[str]:
+def _usable(setting: str) -> list[str]:
     """Returns the devices of CUDA_VISIBLE_DEVICES; CUDA ignores all after an invalid name."""
-    return list(takewhile(_NAME.fullmatch, (name.strip() for name in given.split(","))))
+    return list(takewhile(_NAME.fullmatch, (name.strip() for name in setting.split(","))))
 
 
 def _environments(
@@ -182,10 +182,10 @@ def _environments(
     """
     defaults = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if number else {}
     uses = Counter(name for names in chosen for name in names)
-    found = []
+    environments = []
     for names in chosen:
-        own = {VARIABLE: ",".join(names) or NO_GPU[VARIABLE], **defaults}
+        entries = {VARIABLE: ",".join(names) or NO_GPU[VARIABLE], **defaults}
         if any(uses[name] > 1 for name in names):
-            own["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"  # else the first takes all of the memory
-        found.append({k: v for k, v in own.items() if k == VARIABLE or k not in environ})
-    return tuple(found)
+            entries["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"  # else the first takes all of the memory
+        environments.append({k: v for k, v in entries.items() if k == VARIABLE or k not in environ})
+    return tuple(environments)

@@ -42,7 +42,7 @@ class Hosts(NamedTuple):
 
     def of(self, members: Sequence[int]) -> Hosts:
         """Returns the hosts of some workers."""
-        names, addresses = ([each[i] for i in members] for each in self[:2])
+        names, addresses = ([column[i] for i in members] for column in self[:2])
         return self._replace(names=tuple(names), addresses=tuple(addresses))
 
     def ports(self, places: Sequence[str]) -> list[int]:
@@ -87,8 +87,8 @@ def find_hosts(
                 "it out, because processes of this machine have all variables"
             )
         return None
-    given = hosts.split(",") if isinstance(hosts, str) else hosts
-    names = [_BRACKETS.sub(r"\1", name.strip()) for name in given]
+    entries = hosts.split(",") if isinstance(hosts, str) else hosts
+    names = [_BRACKETS.sub(r"\1", name.strip()) for name in entries]
     if workers is not None and workers != len(names):
         raise ValueError(
             f"workers must be the number of hosts = {len(names)}, got {workers}: omit it, and "
@@ -107,8 +107,8 @@ def find_hosts(
         seconds = 0.0 if rank is None else _RESOLVE_SECONDS
         addresses = [_reachable(address, addresses, seconds) for address in addresses]
         order.sort(key=addresses.__getitem__, reverse=True)
-    found = Hosts(tuple(names), tuple(addresses), FIRST_PORT if port is None else port)
-    return found.of(order)._replace(rank=None if rank is None else order.index(rank))
+    job_hosts = Hosts(tuple(names), tuple(addresses), FIRST_PORT if port is None else port)
+    return job_hosts.of(order)._replace(rank=None if rank is None else order.index(rank))
 
 
 def _address(name: str, names: Sequence[str], framework: str) -> str:

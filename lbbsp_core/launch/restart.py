@@ -107,7 +107,7 @@ def next_attempt(
             "last checkpoint, if it writes any"
         )
     lost = outcome.lost_workers if limits.elastic is not None else ()
-    members = tuple(each for rank, each in enumerate(attempt.members) if rank not in lost)
+    members = tuple(member for rank, member in enumerate(attempt.members) if rank not in lost)
     if limits.elastic is not None and len(members) < limits.elastic:
         return None, (
             f"not restarted: without {_names(attempt, lost)}, {_count(len(members))} would remain, "

@@ -100,15 +100,15 @@ class Supervisor:
         beside = itertools.count(workers)  # indices of the processes beside the workers
 
         def start(
-            index: int, name: str, each: Sequence[str], environment: Mapping[str, str],
+            index: int, name: str, arguments: Sequence[str], environment: Mapping[str, str],
             worker: int, *place: Any,
         ) -> child.ChildProcess:  # fmt: skip
             is_worker = index == worker
             output = self._output.of(name, index if is_worker else None)
             if elsewhere is not None:
                 name = f"{name} on {elsewhere.hosts.names[worker]}"
-                each = elsewhere.command(each, environment, worker, is_worker=is_worker)
-            return self._start(index, name, each, environment, output, *place)
+                arguments = elsewhere.command(arguments, environment, worker, is_worker=is_worker)
+            return self._start(index, name, arguments, environment, output, *place)
 
         for helper, index in zip(job.helpers, beside, strict=False):
             if helper.beside in ranks:
@@ -138,10 +138,10 @@ class Supervisor:
     ) -> child.ChildProcess:
         marks = self._folder / str(index)
         marks.mkdir()
-        own = {**environment, _reaper.JOB: str(self._folder)}
+        variables = {**environment, _reaper.JOB: str(self._folder)}
         if self._is_whole:  # else workers that others have started must watch over each other
-            own.update(folder_variable(marks))
-        process = spawn_python(command, environment=own, cgroups=cgroups, cores=cores)
+            variables.update(folder_variable(marks))
+        process = spawn_python(command, environment=variables, cgroups=cgroups, cores=cores)
         self._reaper.watch("group", process.pid)
         return child.ChildProcess(index, name, process, output, self._events, self._lock)
 
@@ -155,7 +155,7 @@ class Supervisor:
         pending = deque(changes)
         # Workers that others have started may still need the processes beside this one.
         awaited = self._workers if self._is_whole else [*self._by_index().values()]
-        while any(each.running for each in awaited):
+        while any(process.running for process in awaited):
             next_change = self._started + pending[0].seconds if pending else math.inf
             all_run = all(worker.running for worker in self._workers)
             next_look = math.inf if all_run else time.monotonic() + MARKS_SECONDS
@@ -205,7 +205,7 @@ class Supervisor:
                     " raise --grace if a checkpoint needs more time"
                 )
                 break
-            elif all(self._marks(each).waiting for each in self._workers if each.running):
+            elif all(self._marks(worker).waiting for worker in self._workers if worker.running):
                 break  # inside the constructor of a strategy, say, which does not end by signals
             elif silent:
                 silent = False
@@ -213,7 +213,7 @@ class Supervisor:
                     f"{outcome.message}; waiting up to {seconds:g} s until the script has ended "
                     "(Ctrl-C ends it at once)"
                 )
-        preempted = [each.index for each in self._workers if self._marks(each).preempted]
+        preempted = [worker.index for worker in self._workers if self._marks(worker).preempted]
         lost = () if outcome.signalled else tuple(preempted)
         problem = f" ({'; '.join(problems)})" if problems else ""
         return outcome._replace(message=f"{outcome.message}{problem}", lost_workers=lost)
@@ -385,7 +385,7 @@ def signal_handlers(events: SimpleQueue[child.Event]) -> Iterator[list[int]]:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup(1)
         signums.append(signal.SIGHUP)
     is_main = threading.current_thread() is threading.main_thread()
-    previous = {each: signal.signal(each, handle) for each in signums if is_main}
+    previous = {number: signal.signal(number, handle) for number in signums if is_main}
     try:
         yield received
     finally:

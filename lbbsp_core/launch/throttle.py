@@ -164,11 +164,11 @@ def open_quotas(shares: Sequence[float], period_us: int) -> CpuQuotas | None:
 
 def parent_cgroups() -> Iterator[tuple[int, Path]]:
     """Yields version and directory of possible parents of new cgroups, the nearest first."""
-    for own, *ancestors in hierarchies(Host(), "cpu"):
-        if own.version == 1:
-            yield 1, Path(own.path)
+    for own_group, *ancestors in hierarchies(Host(), "cpu"):
+        if own_group.version == 1:
+            yield 1, Path(own_group.path)
         else:
-            paths = (Path(group.path) for group in (own, *ancestors))
+            paths = (Path(group.path) for group in (own_group, *ancestors))
             yield from ((2, path) for path in paths if _enable_cpu_quotas(path))
 
 
@@ -191,7 +191,7 @@ def _accounting(quotas: Path) -> list[Path]:
     if (quotas / "cpuacct.usage").exists():
         return []
     owns = (groups[0] for groups in hierarchies(Host(), "cpuacct"))
-    return [Path(own.path) for own in owns if own.version == 1][:1]
+    return [Path(group.path) for group in owns if group.version == 1][:1]
 
 
 def _can_enter(groups: Sequence[Path]) -> bool:
