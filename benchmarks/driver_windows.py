@@ -64,7 +64,7 @@ def record_worker(options: argparse.Namespace) -> None:
     """Trains as one of the workers, and records the counters and the times of its barriers."""
     from lbbsp_core.resources.host import Host
     from lbbsp_core.resources.sources import cgroup_cpu_time, cpu_throttling, cpu_time
-    from lbbsp_core.runtime.loop.running_step import StepMeter
+    from lbbsp_core.runtime.planning.running_step import StepMeter
 
     host = Host(clock=time.perf_counter)
     sources = cgroup_cpu_time(host), cpu_time(host), cpu_throttling(host)

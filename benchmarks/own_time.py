@@ -80,7 +80,7 @@ def of_session() -> list[tuple[Any, str]]:
     from lbbsp_core.resources import ResourceSampler
     from lbbsp_core.runtime.extensions.base import Extensions
     from lbbsp_core.runtime.loop import session
-    from lbbsp_core.runtime.loop.balancer import Balancer
+    from lbbsp_core.runtime.planning.balancer import Balancer
 
     return [
         (session.WorkerSession, "local_indices"),

@@ -45,13 +45,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from lbbsp_core import SessionOptions, WorkerSession
-from lbbsp_core.runtime.checkpoint import schedule
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, newest_checkpoint
 from lbbsp_core.runtime.exchange.collectives import gather_bytes
 from lbbsp_core.runtime.exchange.handshake import Devices, gpu
 from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.extensions.weights import WeightComparison
+from lbbsp_core.runtime.loop import checkpoint_schedule as schedule
 from lbbsp_core.runtime.loop.session_state import check_same_job
 from lbbsp_core.runtime.reliability import marks
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity

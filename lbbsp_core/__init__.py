@@ -22,7 +22,7 @@ _NAMES: Final = {
     "Observation Observe Policy ProportionalControl",
     "order": "GlobalOrder",
     "sync": "ASP BSP DSSP SSP ElasticBSP SyncDecision Synchroniser ZipLineResult zipline",
-    "runtime.loop.balancer": "Balancer",
+    "runtime.planning.balancer": "Balancer",
     "runtime.loop.session": "WorkerSession",
     "runtime.options.options": "AsyncOptions Options SessionOptions",
     "runtime.exchange.collectives": "Collectives SingleWorker",

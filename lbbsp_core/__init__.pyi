@@ -32,11 +32,11 @@ from lbbsp_core.runtime.exchange.collectives import Collectives as Collectives
 from lbbsp_core.runtime.exchange.collectives import SingleWorker as SingleWorker
 from lbbsp_core.runtime.exchange.protocol import DisagreementError as DisagreementError
 from lbbsp_core.runtime.exchange.protocol import StepMessage as StepMessage
-from lbbsp_core.runtime.loop.balancer import Balancer as Balancer
 from lbbsp_core.runtime.loop.session import WorkerSession as WorkerSession
 from lbbsp_core.runtime.options.options import AsyncOptions as AsyncOptions
 from lbbsp_core.runtime.options.options import Options as Options
 from lbbsp_core.runtime.options.options import SessionOptions as SessionOptions
+from lbbsp_core.runtime.planning.balancer import Balancer as Balancer
 from lbbsp_core.runtime.record.events import EventLine as EventLine
 from lbbsp_core.runtime.record.record import PushLine as PushLine
 from lbbsp_core.runtime.record.record import Run as Run

@@ -12,7 +12,7 @@ import keras
 import numpy.typing as npt
 import tensorflow as tf
 
-from lbbsp_core.runtime.checkpoint.schedule import Every, require_every
+from lbbsp_core.runtime.loop.checkpoint_schedule import Every, require_every
 from lbbsp_core.runtime.options.options import Options, SessionOptions
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import fail_fast

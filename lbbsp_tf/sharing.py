@@ -70,7 +70,7 @@ class Sharing:
         if extension.allowed is None:
             self._session.exclude_step()
             self._allow(step, pipeline)
-        claims = extension.begin(self._session.meter)
+        claims = extension.begin()
         if claims is None or self._parts is None:
             return None
         self._parts.begin_step(claims)

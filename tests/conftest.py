@@ -56,7 +56,9 @@ settings.load_profile("lbbsp")
 @pytest.fixture
 def writes_each(monkeypatch):
     """Makes every checkpoint due be written: no write is skipped while another one is running."""
-    from lbbsp_core.runtime.checkpoint.schedule import CheckpointWriter  # not before the variable
+    from lbbsp_core.runtime.loop.checkpoint_schedule import (
+        CheckpointWriter,  # not before the variable
+    )
 
     def is_busy(writer):
         writer.flush()
@@ -68,7 +70,7 @@ def writes_each(monkeypatch):
 OWNER = """
 import os, shutil, sys, time
 from pathlib import Path
-from lbbsp_core.runtime.checkpoint.schedule import claim_folder
+from lbbsp_core.runtime.loop.checkpoint_schedule import claim_folder
 claim_folder(Path(sys.argv[1]))
 shutil.copytree(sys.argv[1], sys.argv[1] + " copied")  # opens and closes the locked file
 child = os.fork()  # as loaders of data do, which outlive a process that is killed

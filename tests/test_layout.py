@@ -28,8 +28,8 @@ STAGES = FOUNDATION | {
 }  # fmt: skip
 # Rooms of `runtime` and of the plugins, from the bottom up: each may import those before it. The
 # first ones of the plugins are modules.
-RUNTIME_ROOMS = ("options", "reliability", "record", "exchange", "checkpoint", "extensions", "loop",
-                 "asynchronous")  # fmt: skip
+RUNTIME_ROOMS = ("options", "reliability", "record", "exchange", "checkpoint", "planning",
+                 "extensions", "loop", "asynchronous")  # fmt: skip
 KERAS_ROOMS = ("env", "service", "activity", "rows", "cluster", "compat", "exchange", "data",
                "step", "exactness", "reliability")  # fmt: skip
 MXNET_ROOMS = ("env", "fence", "parameters", "compat", "cluster", "reliability", "store",

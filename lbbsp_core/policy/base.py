@@ -139,7 +139,7 @@ class Policy(Protocol[S]):
     """Whether limits may be narrower in an update than in `init`.
 
     Such a policy makes a new plan if that in force is not allowed any more. Its batches stay near
-    even shares while steps are short, see `lbbsp_core.runtime.loop.bounds`.
+    even shares while steps are short, see `lbbsp_core.runtime.planning.bounds`.
     """
 
     def init(self, constraints: BatchConstraints) -> S:

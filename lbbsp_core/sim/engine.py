@@ -15,8 +15,8 @@ from lbbsp_core.cost import Cost
 from lbbsp_core.policy import BatchConstraints, Notices, Policy, PolicyState, Sizes
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.reserve import Hindsight, HindsightState, Pace, replay
-from lbbsp_core.runtime.loop.balancer import Balancer
-from lbbsp_core.runtime.loop.bounds import BatchBounds
+from lbbsp_core.runtime.planning.balancer import Balancer
+from lbbsp_core.runtime.planning.bounds import BatchBounds
 from lbbsp_core.sim.arrays import ArrayPlanner, fits_arrays
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.communication import ServerLinks

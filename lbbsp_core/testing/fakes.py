@@ -12,7 +12,7 @@ import numpy as np
 from lbbsp_core.cost import Proportional
 from lbbsp_core.policy import BatchConstraints, FixedState, Observation, Policy, Sizes
 from lbbsp_core.runtime.exchange.protocol import WIDTH, StepMessage, decode, encode
-from lbbsp_core.runtime.loop.balancer import Balancer
+from lbbsp_core.runtime.planning.balancer import Balancer
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from zlib import crc32
 from mxnet.gluon.contrib.estimator import event_handler as event
 from mxnet.metric import CompositeEvalMetric, EvalMetric
 
-from lbbsp_core.runtime.checkpoint.schedule import Every, require_every
 from lbbsp_core.runtime.exchange.collectives import sums
 from lbbsp_core.runtime.extensions.record_file import Recording
+from lbbsp_core.runtime.loop.checkpoint_schedule import Every, require_every
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.validate import require_path
 from lbbsp_mx import compat

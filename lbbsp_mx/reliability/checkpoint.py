@@ -10,15 +10,15 @@ from mxnet import gluon
 
 from lbbsp_core.runtime.checkpoint import checkpoint as files
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, Json
-from lbbsp_core.runtime.checkpoint.schedule import (
+from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
+from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.loop.checkpoint_schedule import (
     CheckpointSchedule,
     CheckpointWriter,
     Every,
     claim_folder,
     require_every,
 )
-from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
-from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.loop.session_state import check_same_job, check_states, warn_of_changes
 from lbbsp_core.runtime.reliability.liveness import say

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.runtime.checkpoint.schedule import Every
+from lbbsp_core.runtime.loop.checkpoint_schedule import Every
 from lbbsp_mx.data.sampler import BatchSampler, Data, make_sampler
 from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints

@@ -20,13 +20,13 @@ from lbbsp_core.runtime.checkpoint.checkpoint import (
     newest_checkpoint,
     to_json,
 )
-from lbbsp_core.runtime.checkpoint.schedule import (
+from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.loop.checkpoint_schedule import (
     CheckpointSchedule,
     CheckpointWriter,
     Every,
     claim_folder,
 )
-from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.session_state import check_same_job, check_states, warn_of_changes
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf import compat

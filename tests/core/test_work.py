@@ -33,10 +33,10 @@ from lbbsp_core import (
 )
 from lbbsp_core.order import make_order
 from lbbsp_core.runtime.exchange import handshake
-from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.loop.session_state import own_state, restored_state
 from lbbsp_core.runtime.loop.start import agree
+from lbbsp_core.runtime.planning.bounds import BatchBounds
 from lbbsp_core.runtime.record.record import run_header
 from lbbsp_core.runtime.record.writer import open_record
 from lbbsp_core.sampled_order import SampledOrder

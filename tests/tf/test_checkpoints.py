@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import lbbsp_tf
 from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
-from lbbsp_core.runtime.checkpoint.schedule import CheckpointWriter
+from lbbsp_core.runtime.loop.checkpoint_schedule import CheckpointWriter
 from lbbsp_core.runtime.reliability import preemption
 from lbbsp_core.runtime.reliability.preemption import STATUS
 from lbbsp_tf.reliability import checkpoints

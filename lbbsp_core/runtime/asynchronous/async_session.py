@@ -31,10 +31,10 @@ from lbbsp_core.runtime.asynchronous.reserves import PartsReport, Reserves
 from lbbsp_core.runtime.exchange import protocol
 from lbbsp_core.runtime.exchange.handshake import Identity
 from lbbsp_core.runtime.exchange.protocol import LINE, PeerInfo, StepMessage, fingerprint
-from lbbsp_core.runtime.loop.bounds import FIXED, BatchBounds, Situation, last, narrow
-from lbbsp_core.runtime.loop.running_step import StepMeter
 from lbbsp_core.runtime.options.naming import described, limits_by_rank, read_cost, read_predictor
 from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.planning.bounds import FIXED, BatchBounds, Situation, last, narrow
+from lbbsp_core.runtime.planning.running_step import StepMeter
 from lbbsp_core.runtime.record.record import run_header
 from lbbsp_core.runtime.record.writer import open_record
 from lbbsp_core.sync.base import Synchroniser, ends_together

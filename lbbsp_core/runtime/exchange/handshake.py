@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lbbsp_core.resources.gpu import gpu_name
 from lbbsp_core.resources.host import Host
@@ -132,6 +133,13 @@ class Identity:
     def device(self, rank: int) -> str:
         """Returns the device of a worker of this process; all processes have as many."""
         return self.devices[rank % len(self.devices)] if self.devices else ""
+
+
+class Peer(NamedTuple):
+    """What a worker has told in the handshake: `Balancer.static_info`, and its names."""
+
+    static_info: list[int]
+    identity: Identity
 
 
 def cpu() -> str:

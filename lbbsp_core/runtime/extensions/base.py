@@ -16,9 +16,11 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Json
 from lbbsp_core.runtime.exchange.collectives import Collectives
-from lbbsp_core.runtime.exchange.handshake import Facts
+from lbbsp_core.runtime.exchange.handshake import Facts, Peer
 from lbbsp_core.runtime.exchange.protocol import StepMessage
 from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.planning.balancer import Balancer
+from lbbsp_core.runtime.planning.running_step import StepMeter
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
 
 logger = logging.getLogger("lbbsp.session")
@@ -32,14 +34,15 @@ class Session(Protocol):
 
     collectives: Collectives
     options: SessionOptions
+    meter: StepMeter
     observers: list[Observer]
     rank: int
     workers: int
-    peers: Sequence[Any] | None
+    peers: Sequence[Peer] | None
 
     @property
-    def balancer(self) -> Any:
-        """`Balancer` after the last barrier."""
+    def balancer(self) -> Balancer:
+        """Plans of all workers, after the last barrier."""
         ...
 
     def excluded_wait(self) -> AbstractContextManager[None]:

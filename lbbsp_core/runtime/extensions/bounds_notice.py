@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from lbbsp_core.cost import Cost, slowest
 from lbbsp_core.policy import Notices, Sizes
 from lbbsp_core.runtime.exchange.protocol import StepMessage
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
+from lbbsp_core.runtime.planning.balancer import Balancer
 from lbbsp_core.runtime.record.record import StepLine
 
 logger = logging.getLogger("lbbsp.session")
@@ -54,7 +55,7 @@ class BoundsNotice(StepExtension):
             self.check(self.session.balancer)
         return line
 
-    def check(self, balancer: Any) -> None:
+    def check(self, balancer: Balancer) -> None:
         """Gives the notices that are due about the latest plan of a `Balancer`."""
         for check in tuple(self._checks):
             if text := check(balancer):
@@ -70,7 +71,7 @@ class BoundsNotice(StepExtension):
         self._streaks[subject] = self._streaks.get(subject, 0) + 1 if holds else 0
         return self._streaks[subject]
 
-    def _check_maximum(self, balancer: Any) -> str:
+    def _check_maximum(self, balancer: Balancer) -> str:
         maximum, (sizes, _) = balancer.bounds.default_maximum, balancer.schedule.latest_plan
         ranks = [
             rank
@@ -78,7 +79,7 @@ class BoundsNotice(StepExtension):
             if self._streak(rank, holds=limits.maximum is None and sizes[rank] == maximum)
             >= PATIENCE
         ]
-        if not ranks:
+        if maximum is None or not ranks:
             return ""
         self._streaks.update(dict.fromkeys(range(len(sizes)), 0))
         loss, constraints = "", balancer.constraints
@@ -103,13 +104,13 @@ class BoundsNotice(StepExtension):
             f"{total}"
         )
 
-    def _check_short_steps(self, balancer: Any) -> str:
+    def _check_short_steps(self, balancer: Balancer) -> str:
         short = balancer.bounds.short_steps
-        is_bounded = short.seconds is not None and short.fraction < 1
-        plans = self._streak("bounded", holds=is_bounded)
-        if not is_bounded:
+        seconds = short.seconds if short.fraction < 1 else None
+        plans = self._streak("bounded", holds=seconds is not None)
+        if seconds is None:
             self._streaks["slower"] = 0
-        if not is_bounded or short.steps < SHORT_STEPS:
+        if seconds is None or short.steps < SHORT_STEPS:
             return ""
         are_very_short = short.fraction <= _NOTABLE
         if not are_very_short and plans % _LOOK_EVERY:
@@ -120,14 +121,14 @@ class BoundsNotice(StepExtension):
             return ""
         longer = f", so that by the forecasts steps take {loss:.0%} longer"
         return (
-            f"steps take {_rounded(short.seconds * 1e3)} ms, too short to measure the speeds of "
+            f"steps take {_rounded(seconds * 1e3)} ms, too short to measure the speeds of "
             f"workers by: batches stay within {_rounded(short.fraction * 100)} % of even shares "
             f"until steps take {_rounded(short.threshold_seconds * 1e3)} ms"
             f"{longer if looks else ''}; a larger global_batch_size makes them longer, and "
             "short_step_seconds=0 lets batches follow any measurement"
         )
 
-    def _check_granularity(self, balancer: Any) -> str:
+    def _check_granularity(self, balancer: Balancer) -> str:
         coarse = balancer.constraints
         is_given = coarse.granularity == balancer.bounds.initial.granularity
         if is_given or balancer.step % _LOOK_EVERY:
@@ -145,14 +146,14 @@ class BoundsNotice(StepExtension):
         )
 
 
-def _loss_of_short_steps(balancer: Any) -> float:
+def _loss_of_short_steps(balancer: Balancer) -> float:
     """Returns how much longer steps are predicted to take than without bounds of short steps."""
     costs = _known_costs(balancer)
     sizes, _ = balancer.schedule.latest_plan
     return _loss(costs, sizes, balancer.constraints.plan(costs)) if costs else 0.0
 
 
-def _known_costs(balancer: Any) -> list[Cost]:
+def _known_costs(balancer: Balancer) -> list[Cost]:
     """Returns the predicted costs of all workers; nothing while any of them is missing."""
     _, costs = balancer.schedule.latest_plan
     known_costs = [cost for cost in costs if cost is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from lbbsp_core.measure import PartTimer
 from lbbsp_core.reserve import (
@@ -30,18 +30,6 @@ logger = logging.getLogger("lbbsp.session")
 _FAILED: Final = 128  # in the same integer as a fraction in percent
 _THOUSANDTHS: Final = 1000
 _MILLION: Final = 1_000_000
-
-
-class BusyMeter(Protocol):
-    """Timer of the running step."""
-
-    def elapsed(self) -> float:
-        """Returns the busy seconds of the running step so far."""
-        ...
-
-    def add_busy(self, seconds: float) -> None:
-        """Adds to the busy seconds of the running step, or subtracts from them."""
-        ...
 
 
 class WorkSharing(StepExtension):
@@ -93,7 +81,7 @@ class WorkSharing(StepExtension):
         """Overhead of this worker's parts in samples."""
         return self._costs.overhead(self._pace.seconds_per_sample)
 
-    def begin(self, meter: BusyMeter) -> StepClaims | None:
+    def begin(self) -> StepClaims | None:
         """Begins the running step; returns this worker's claims if the step has a reserve."""
         balancer = self.session.balancer
         self._sizes = sizes = balancer.sizes(balancer.step)
@@ -106,7 +94,7 @@ class WorkSharing(StepExtension):
                 *(sizes, split.mains, rank, expected or 1.0),
                 *(self._claim_seconds, self._part_overhead, grain),
             )
-            self._claims = StepClaims(split.mains[rank], claims, meter)
+            self._claims = StepClaims(split.mains[rank], claims, self.session.meter.elapsed)
         return self._claims
 
     def offer(self) -> Sequence[int]:
@@ -123,7 +111,7 @@ class WorkSharing(StepExtension):
             self._claim_seconds = claims.mean_wait(self._claim_seconds)
             planned, overhead = self._sizes[self.session.rank], self._pace.step_overhead
             seconds = claims.seconds_of(planned, overhead, self._part_overhead)
-            claims.meter.add_busy(seconds - claims.seconds)
+            self.session.meter.add_busy(seconds - claims.seconds)
             high, low = pack([round(claims.seconds * 1e9)])
             computed = claims.samples, claims.parts, int(high), int(low)
         balancer = self.session.balancer
@@ -226,12 +214,12 @@ class StepClaims(PartTimer):
     Args:
         main: Samples of its main part.
         claims: Chooses the sizes of claims.
-        meter: Timer of the running step.
+        elapsed: Returns the busy seconds of the running step so far.
     """
 
-    def __init__(self, main: int, claims: Claims, meter: BusyMeter) -> None:
-        super().__init__(main, meter.elapsed)
-        self._claims, self.meter = claims, meter
+    def __init__(self, main: int, claims: Claims, elapsed: Callable[[], float]) -> None:
+        super().__init__(main, elapsed)
+        self._claims = claims
 
     def take(self, add: Callable[[int], int]) -> tuple[int, int]:
         """Claims a part of the reserve; call it when all work before is done.

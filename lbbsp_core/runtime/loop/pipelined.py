@@ -25,10 +25,10 @@ from lbbsp_core.runtime.exchange.protocol import (
     unpack,
     unpack_float,
 )
-from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.loop.running_step import Left
 from lbbsp_core.runtime.loop.session import StepMarks, WorkerSession
 from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.planning.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.planning.running_step import Left
 from lbbsp_core.runtime.reliability.liveness import background_thread
 
 Rows = npt.NDArray[np.float32]

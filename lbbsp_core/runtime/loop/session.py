@@ -31,18 +31,18 @@ from lbbsp_core.order import GlobalOrder, Indices, Order, make_order
 from lbbsp_core.policy import Sizes
 from lbbsp_core.runtime.checkpoint.checkpoint import Arrays, Json
 from lbbsp_core.runtime.exchange.collectives import Collectives
-from lbbsp_core.runtime.exchange.handshake import Devices, Facts, Identity
+from lbbsp_core.runtime.exchange.handshake import Devices, Facts, Identity, Peer
 from lbbsp_core.runtime.exchange.protocol import WIDTH, Row, decode, encode
 from lbbsp_core.runtime.extensions.base import Extensions, Observer, StepExtension
 from lbbsp_core.runtime.extensions.every import EXTENSIONS
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop import session_state
-from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.loop.bounds import BatchBounds, default_granularity
-from lbbsp_core.runtime.loop.running_step import Left, StepMeter, log_waits
-from lbbsp_core.runtime.loop.start import Peer, agree, drivers_of
+from lbbsp_core.runtime.loop.start import agree, drivers_of
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.planning.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.planning.bounds import BatchBounds, default_granularity
+from lbbsp_core.runtime.planning.running_step import Left, StepMeter, log_waits
 from lbbsp_core.runtime.record.record import RunHeader, run_header
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.reliability.liveness import training_thread

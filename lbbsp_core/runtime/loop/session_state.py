@@ -28,8 +28,8 @@ from lbbsp_core.runtime.checkpoint.checkpoint import (
     to_json,
 )
 from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
-from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.options.naming import described
+from lbbsp_core.runtime.planning.balancer import Balancer, BalancerState
 
 logger = logging.getLogger("lbbsp.checkpoint")
 

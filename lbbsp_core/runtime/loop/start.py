@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from lbbsp_core._version import __version__
 from lbbsp_core.order import Order
@@ -12,19 +11,12 @@ from lbbsp_core.policy import Policy
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
-from lbbsp_core.runtime.exchange.handshake import Devices, Facts, Identity
+from lbbsp_core.runtime.exchange.handshake import Devices, Facts, Identity, Peer
 from lbbsp_core.runtime.exchange.protocol import FORMAT
-from lbbsp_core.runtime.loop.balancer import Balancer
 from lbbsp_core.runtime.options.naming import described
 from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.planning.balancer import Balancer
 from lbbsp_core.work import require_work
-
-
-class Peer(NamedTuple):
-    """What a worker has told in the handshake: `Balancer.static_info`, and its names."""
-
-    static_info: list[int]
-    identity: Identity
 
 
 def agree(

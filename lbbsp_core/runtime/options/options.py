@@ -124,7 +124,7 @@ class SessionOptions:
             Unless it is None, `lbbsp_mx` also compares the optimizer's settings, in every step.
         short_step_seconds: Busy seconds of a step, >= 0, below which the batches of `LoadBalanced`
             stay near even shares: within a fifth of them in steps of a fifth of this time, see
-            `runtime.loop.bounds`. Defaults to 0.025; 0 lets them follow any measurement.
+            `runtime.planning.bounds`. Defaults to 0.025; 0 lets them follow any measurement.
 
     Raises:
         ValueError: A name is unknown or a file is no profile, `interval` or `min_gain` is given

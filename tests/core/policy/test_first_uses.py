@@ -34,7 +34,7 @@ from lbbsp_core.cost import slowest
 from lbbsp_core.policy import FirstUses
 from lbbsp_core.policy.first_uses import extra_seconds, plan_of_used_sizes
 from lbbsp_core.policy.load_balanced import LoadBalancedState
-from lbbsp_core.runtime.loop.bounds import BatchBounds
+from lbbsp_core.runtime.planning.bounds import BatchBounds
 from lbbsp_core.runtime.record.record import StepLine
 from lbbsp_core.sim import SimConfig, SyntheticCluster, Timeline, run_async, run_bsp
 from lbbsp_core.sim.slowdowns import Slowdowns

@@ -36,7 +36,7 @@ from lbbsp_core import (
 )
 from lbbsp_core.cost import slowest
 from lbbsp_core.order import make_order
-from lbbsp_core.runtime.loop.bounds import BatchBounds
+from lbbsp_core.runtime.planning.bounds import BatchBounds
 from lbbsp_core.testing import check_plan, exchange_in_process
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1e308]

@@ -30,7 +30,7 @@ from lbbsp_core.runtime.exchange.handshake import Devices
 from lbbsp_core.runtime.exchange.protocol import WIDTH, decode, encode
 from lbbsp_core.runtime.extensions import bounds_notice
 from lbbsp_core.runtime.extensions.bounds_notice import PATIENCE, SHORT_STEPS, BoundsNotice
-from lbbsp_core.runtime.loop.bounds import BatchBounds
+from lbbsp_core.runtime.planning.bounds import BatchBounds
 
 FREE = (Limits(),) * 3
 OURS, THEIRS = (64, 16, 16), (16, 64, 16)  # plans at the maximum of worker 0, and of worker 1
@@ -324,7 +324,7 @@ def test_after_a_retrace_all_sizes_are_new(monkeypatch):
     assert sizes_of(workers[1]) == [{128}, {128}]
     workers[0].exclude_step(retraced=True)
     monkeypatch.setattr(
-        "lbbsp_core.runtime.loop.balancer.LoadBalanced.update",
+        "lbbsp_core.runtime.planning.balancer.LoadBalanced.update",
         lambda self, state, constraints, seen: state._replace(sizes=(130, 126)),
     )
     train(workers, equal, 2)

@@ -34,9 +34,9 @@ from lbbsp_core import (
 from lbbsp_core.order import make_order
 from lbbsp_core.policy import FirstUses, bound_growth
 from lbbsp_core.runtime.exchange.protocol import LINE, PeerInfo
-from lbbsp_core.runtime.loop import bounds
-from lbbsp_core.runtime.loop.bounds import BatchBounds, ShortSteps, Situation, with_cap
 from lbbsp_core.runtime.options.defaults import SHORT_STEP_SECONDS
+from lbbsp_core.runtime.planning import bounds
+from lbbsp_core.runtime.planning.bounds import BatchBounds, ShortSteps, Situation, with_cap
 from lbbsp_core.testing import exchange_in_process
 
 FREE = Limits()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint
-from lbbsp_core.runtime.checkpoint.schedule import CheckpointSchedule, CheckpointWriter
+from lbbsp_core.runtime.loop.checkpoint_schedule import CheckpointSchedule, CheckpointWriter
 
 
 class Training:

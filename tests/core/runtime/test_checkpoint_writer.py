@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 from waits import HANG_SECONDS
 
-from lbbsp_core.runtime.checkpoint import schedule as checkpoint_writer
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, newest_checkpoint
-from lbbsp_core.runtime.checkpoint.schedule import CheckpointWriter, claim_folder, require_every
+from lbbsp_core.runtime.loop import checkpoint_schedule as checkpoint_writer
+from lbbsp_core.runtime.loop.checkpoint_schedule import (
+    CheckpointWriter,
+    claim_folder,
+    require_every,
+)
 
 
 def checkpoint(step):

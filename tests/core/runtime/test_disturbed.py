@@ -26,8 +26,8 @@ from lbbsp_core import (
 )
 from lbbsp_core.cost import slowest
 from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
-from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.options.defaults import SHORT_STEP_SECONDS
+from lbbsp_core.runtime.planning.bounds import BatchBounds
 from lbbsp_core.testing import check_plan
 
 INVALID = (0.0, -0.01, math.nan, math.inf, -math.inf)

@@ -18,7 +18,7 @@ from lbbsp_core.runtime.extensions.base import StepExtension
 from lbbsp_core.runtime.extensions.every import EXTENSIONS
 from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.extensions.stopping import Stopping
-from lbbsp_core.runtime.loop.running_step import Reading
+from lbbsp_core.runtime.planning.running_step import Reading
 
 
 def of(*extensions):

@@ -9,9 +9,9 @@ from worker_threads import run, step
 
 from lbbsp_core import FixedShares, Profile, Proportional, SingleWorker
 from lbbsp_core.runtime.extensions.step_figures import StepFigures
-from lbbsp_core.runtime.loop.running_step import Left
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.planning.running_step import Left
 from lbbsp_core.runtime.record.even_batches import EvenBatches
 from lbbsp_core.runtime.record.figures import (
     RECENT,

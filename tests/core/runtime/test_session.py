@@ -30,10 +30,11 @@ from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.extensions.settings import SettingsComparison
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.extensions.weights import WeightComparison
-from lbbsp_core.runtime.loop import pipelined, running_step
+from lbbsp_core.runtime.loop import pipelined
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_core.runtime.loop.running_step import Reading, StepMeter
 from lbbsp_core.runtime.loop.session_state import check_states
+from lbbsp_core.runtime.planning import running_step
+from lbbsp_core.runtime.planning.running_step import Reading, StepMeter
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.liveness import BackgroundThread, training_thread
 

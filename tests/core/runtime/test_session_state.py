@@ -15,7 +15,6 @@ from lbbsp_core import Balancer, Ema, GlobalOrder, LastValue, Limits, Profile
 from lbbsp_core.registry import POLICIES, PREDICTORS
 from lbbsp_core.runtime.checkpoint.checkpoint import to_bytes
 from lbbsp_core.runtime.exchange.collectives import gather_bytes, sums
-from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.loop.session_state import (
     _predictor_text,
     check_same_job,
@@ -24,6 +23,7 @@ from lbbsp_core.runtime.loop.session_state import (
     order_facts,
     restored_state,
 )
+from lbbsp_core.runtime.planning.bounds import BatchBounds
 from lbbsp_core.testing import ChangingPlans
 
 X = 24

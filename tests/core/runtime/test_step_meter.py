@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from lbbsp_core.measure import BusyTimer, OverlapTimer
-from lbbsp_core.runtime.loop import running_step
-from lbbsp_core.runtime.loop.running_step import StepMeter
+from lbbsp_core.runtime.planning import running_step
+from lbbsp_core.runtime.planning.running_step import StepMeter
 
 
 @pytest.fixture

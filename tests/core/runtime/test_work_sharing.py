@@ -12,7 +12,7 @@ from worker_threads import run, step
 from lbbsp_core import DisagreementError, FixedShares, SessionOptions, WorkerSession, read_run
 from lbbsp_core.reserve import AUTO
 from lbbsp_core.runtime.extensions.work_sharing import WorkSharing
-from lbbsp_core.runtime.loop.running_step import Reading
+from lbbsp_core.runtime.planning.running_step import Reading
 
 X = 64
 PACE = 0.01  # seconds a sample
@@ -44,7 +44,7 @@ class Clocks:
         session.meter.reach = lambda: Reading(now[0], (0.0,) * len(session.meter.names))
         for number in range(first, first + steps):
             sharing.allowed = sharing.allowed is not False
-            claims = sharing.begin(session.meter)
+            claims = sharing.begin()
             percents.append(session.balancer.schedule.reserves.get(number, 0))
             samples = session.local_indices(number).tolist()
             seconds = pace(number, session.rank)
@@ -193,7 +193,7 @@ def test_workers_that_share_differently_are_named():
         session.extensions[WorkSharing].mode = AUTO
         session.start({})
         session.balancer.schedule.reserves[0] = 10 * session.rank
-        session.extensions[WorkSharing].begin(session.meter)
+        session.extensions[WorkSharing].begin()
         step(session, collectives)
 
     with pytest.raises(DisagreementError, match=r"share \[0, 10\] % of the step, by rank"):

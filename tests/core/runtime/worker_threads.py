@@ -9,7 +9,7 @@ from waits import HANG_SECONDS
 from lbbsp_core import LastValue, SessionOptions, WorkerSession
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
 from lbbsp_core.runtime.exchange.handshake import Devices
-from lbbsp_core.runtime.loop.running_step import Reading
+from lbbsp_core.runtime.planning.running_step import Reading
 
 X = 12
 

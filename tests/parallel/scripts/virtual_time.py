@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lbbsp_core.measure import BusyTimer, OverlapTimer
-from lbbsp_core.runtime.loop.running_step import StepMeter
 from lbbsp_core.runtime.loop.session import WorkerSession
+from lbbsp_core.runtime.planning.running_step import StepMeter
 
 
 class VirtualTime:

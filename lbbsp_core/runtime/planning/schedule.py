@@ -9,8 +9,8 @@ from lbbsp_core.cost import Cost
 from lbbsp_core.order import Indices, Order, Snapshot
 from lbbsp_core.policy import BatchConstraints, FirstUses, Sizes
 from lbbsp_core.reserve import Split, split
-from lbbsp_core.runtime.loop.bounds import BoundsChain
-from lbbsp_core.runtime.loop.running_step import RunningStep
+from lbbsp_core.runtime.planning.bounds import BoundsChain
+from lbbsp_core.runtime.planning.running_step import RunningStep
 from lbbsp_core.sampled_order import order_of
 from lbbsp_core.work import StepShares, require_work
 

@@ -17,10 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NoReturn, TypeAlias
+from typing import BinaryIO, Literal, NoReturn, TypeAlias
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, write_checkpoint
 from lbbsp_core.runtime.exchange.handshake import Identity
+from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_core.runtime.reliability.liveness import say
 from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_core.validate import require_path
@@ -37,9 +39,8 @@ class CheckpointSchedule:
     A plugin passes the events of a training on, which are the same on all workers.
 
     Args:
-        session: The `WorkerSession` of this worker.
-        requests: Its part that tells the others of a SIGTERM: `request_preemption()`,
-            `preemption_requested` of this worker, `preempted` of any.
+        session: Session of this worker.
+        requests: Its extension that tells the others of a SIGTERM.
         collect: Returns the state of all workers; a collective. With False, this worker does not
             write it, so that nothing need be copied. None if the state cannot be saved now.
         say_left: Says that this worker leaves; with True, its last checkpoint has failed.
@@ -47,8 +48,8 @@ class CheckpointSchedule:
             the state of this worker without a collective, and ends the process if none does.
     """
 
-    session: Any
-    requests: Any
+    session: WorkerSession
+    requests: Stopping
     collect: Callable[[bool], Checkpoint | None]
     say_left: Callable[[bool], None]
     is_idle: Callable[[], bool] = lambda: False
@@ -167,12 +168,12 @@ class CheckpointSchedule:
     @property
     def _is_preempted(self) -> bool:
         """True if a worker must leave, known after the last barrier, which `step` passes."""
-        return self.session.step >= 0 and bool(self.requests.preempted)
+        return self.session.step >= 0 and self.requests.preempted
 
     @property
     def _has_news(self) -> bool:
         """True on the worker that writes, if the last checkpoint is of an earlier step."""
-        return bool(self.session.rank == 0 and self.written != self.session.step)
+        return self.session.rank == 0 and self.written != self.session.step
 
     def _write(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:

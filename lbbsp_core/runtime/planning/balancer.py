@@ -26,9 +26,6 @@ from lbbsp_core.runtime.exchange.protocol import (
     curve,
     quantise,
 )
-from lbbsp_core.runtime.loop.bounds import BatchBounds, BoundsChain, ShortStepsState, Situation
-from lbbsp_core.runtime.loop.running_step import RunningStep
-from lbbsp_core.runtime.loop.schedule import Schedule
 from lbbsp_core.runtime.options.naming import (
     AnyCost,
     LimitsOrMaximum,
@@ -37,6 +34,9 @@ from lbbsp_core.runtime.options.naming import (
     read_policy,
     read_predictor,
 )
+from lbbsp_core.runtime.planning.bounds import BatchBounds, BoundsChain, ShortStepsState, Situation
+from lbbsp_core.runtime.planning.running_step import RunningStep
+from lbbsp_core.runtime.planning.schedule import Schedule
 from lbbsp_core.types import is_plausible
 
 

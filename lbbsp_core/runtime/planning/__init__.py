@@ -1,0 +1,1 @@
+"""Plan of each step: measured, exchanged, predicted, allocated within the bounds."""
