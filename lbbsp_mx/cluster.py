@@ -24,8 +24,8 @@ def in_cluster() -> bool:
 
 def counts() -> tuple[int, int]:
     """Returns the numbers of workers and servers; only in a cluster."""
-    given = env.cluster()
-    return int(given["DMLC_NUM_WORKER"]), int(given["DMLC_NUM_SERVER"])
+    variables = env.cluster()
+    return int(variables["DMLC_NUM_WORKER"]), int(variables["DMLC_NUM_SERVER"])
 
 
 def root() -> str:

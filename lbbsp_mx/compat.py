@@ -104,7 +104,9 @@ def add_handlers(further: Callable[[Sequence[Any]], list[Any]]) -> None:
         if not (added := further(event_handlers)):
             return categorize(self, event_handlers)
         handlers = [*event_handlers, *added]
-        return categorize(self, sorted(handlers, key=lambda each: getattr(each, "priority", 0)))
+        return categorize(
+            self, sorted(handlers, key=lambda handler: getattr(handler, "priority", 0))
+        )
 
     Estimator._categorize_handlers = categorize_all
 
@@ -117,7 +119,7 @@ def refuse_fixed_batches(kind: type) -> None:
     for cls in (mx.model.FeedForward, mx.mod.SequentialModule):
 
         def checked(self: Any, *args: Any, fit: Any = cls.fit, **options: Any) -> Any:
-            if any(isinstance(each, kind) for each in (*args, *options.values())):
+            if any(isinstance(argument, kind) for argument in (*args, *options.values())):
                 raise ValueError(
                     f"{type(self).__name__} cannot train on a balanced iterator, because its "
                     "batches keep one size: use mx.mod.Module, or leave balance out"

@@ -21,8 +21,8 @@ def role() -> str:
 
 def scheduler_address() -> tuple[str, int]:
     """Returns where the scheduler listens; only in a cluster."""
-    given = cluster()
-    return given["DMLC_PS_ROOT_URI"], int(given["DMLC_PS_ROOT_PORT"])
+    variables = cluster()
+    return variables["DMLC_PS_ROOT_URI"], int(variables["DMLC_PS_ROOT_PORT"])
 
 
 def silence_seconds() -> float:

@@ -81,8 +81,8 @@ def arrays_in(values: Any) -> Iterator[mx.nd.NDArray]:
     if hasattr(values, "wait_to_read"):
         yield values
     else:
-        for each in values:
-            yield from arrays_in(each)
+        for part in values:
+            yield from arrays_in(part)
 
 
 def wait_for(values: Any) -> None:
@@ -115,13 +115,13 @@ class PartFences:
         Returns functions that wait for the gradients, which is called first, and for the sums.
         Those that are not dense are left out.
         """
-        dense = {n: each for n, each in gradients.items() if each[0].stype == "default"}
-        shapes = tuple((n, each[0].shape) for n, each in dense.items())
+        dense = {n: gradient for n, gradient in gradients.items() if gradient[0].stype == "default"}
+        shapes = tuple((n, gradient[0].shape) for n, gradient in dense.items())
         if shapes != self._shapes:
             self._shapes = shapes
             self._parts = [(part, (Fence(), Fence())) for part in _parts_of(dense)]
         parts = [([a for n in part for a in dense[n]], *fences) for part, fences in self._parts]
-        own = [fence.record(arrays) for arrays, fence, _ in parts]
+        waits = [fence.record(arrays) for arrays, fence, _ in parts]
         send()
         # Copies of their own: MXNet would run the operators of fences one after the other.
         timer = self.timer
@@ -130,14 +130,14 @@ class PartFences:
         observed: list[Future[None]] = []
 
         def computed() -> None:
-            for wait, total in zip_longest(own, early):
+            for wait, total in zip_longest(waits, early):
                 wait()  # here only: MXNet tells one thread of an error
                 if timer is not None and total is not None:
                     timer.begin()
                     observed.append(_thread().start(partial(_arrive, total, timer)))
 
         def summed() -> None:
-            for wait in (*sums, *(each.result for each in observed)):
+            for wait in (*sums, *(future.result for future in observed)):
                 wait()
 
         return computed, summed
@@ -150,7 +150,7 @@ def _arrive(total: mx.nd.NDArray, timer: OverlapTimer) -> None:
 
 
 def _parts_of(gradients: Mapping[int, list[mx.nd.NDArray]]) -> list[list[int]]:
-    arrays = [each[0] for each in gradients.values()]
+    arrays = [gradient[0] for gradient in gradients.values()]
     sizes = [array.size * np.dtype(array.dtype).itemsize for array in arrays]
     numbers = list(gradients)
     parts = in_buckets(sizes, max(sum(sizes) // _PARTS, _SMALLEST))

@@ -28,14 +28,14 @@ def as_created(params: Parameters) -> Iterable[gluon.Parameter]:
     evaluation, the order could differ, and gradients of different parameters would be summed.
     """
     listed = params.values() if hasattr(params, "values") else params
-    return list({id(each): each for each in listed}.values())
+    return list({id(param): param for param in listed}.values())
 
 
 def network_of(params: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
     """Returns all parameters of the largest network that has any of these."""
-    known = set(map(id, params))
-    networks = ([*each.collect_params().values()] for each in _living(gluon.Block))
-    return max((n for n in networks if not known.isdisjoint(map(id, n))), key=len, default=[])
+    ids = set(map(id, params))
+    networks = ([*block.collect_params().values()] for block in _living(gluon.Block))
+    return max((n for n in networks if not ids.isdisjoint(map(id, n))), key=len, default=[])
 
 
 def normalises_batches(params: Iterable[gluon.Parameter]) -> bool:
@@ -64,8 +64,8 @@ def settings_of(params: Sequence[gluon.Parameter], learned: Sequence[int]) -> di
 
 def _factors(values: Iterable[float]) -> str:
     """Returns the factors that are not 1, with the numbers of their parameters."""
-    others = (f"{number}: {value:g}" for number, value in enumerate(values) if value != 1)
-    return ", ".join(others) or "all 1"
+    factors = (f"{number}: {value:g}" for number, value in enumerate(values) if value != 1)
+    return ", ".join(factors) or "all 1"
 
 
 def require_dense(param: gluon.Parameter) -> None:
@@ -109,9 +109,9 @@ def facts_of(
 def _described(value: object) -> str:
     """Returns the class and the options of an optimizer or a scheduler, without its counters."""
     options = (
-        f"{name}={each!r}"
-        for name, each in sorted(vars(value).items())
-        if isinstance(each, bool | int | float | str | tuple | list) and name not in _COUNTERS
+        f"{name}={option!r}"
+        for name, option in sorted(vars(value).items())
+        if isinstance(option, bool | int | float | str | tuple | list) and name not in _COUNTERS
     )
     scheduler = getattr(value, "lr_scheduler", None)
     scheduled = "" if scheduler is None else f" scheduled by {_described(scheduler)}"
@@ -120,8 +120,12 @@ def _described(value: object) -> str:
 
 def _living(kind: type[gluon.Block]) -> Iterator[Any]:
     """Yields the layers of a kind that exist, because parameters do not know their layers."""
-    found = (each for each in gc.get_objects() if issubclass(type(each), kind))
-    return (each for each in found if hasattr(each, "_children"))  # else its creation has failed
+    layers = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
+    return (
+        layer
+        for layer in layers
+        if hasattr(layer, "_children")  # else its creation has failed
+    )
 
 
 # Row-sparse parameters, of which each worker has all rows
@@ -164,21 +168,25 @@ def put_rows(array: mx.nd.NDArray, values: Any, rows: npt.NDArray[Any]) -> None:
 
 def copy_rows(param: gluon.Parameter, out: Arrays | mx.nd.NDArray) -> None:
     """Copies a whole row-sparse parameter, unless `out` are its own arrays."""
-    own = _whole_arrays(param)
+    own_arrays = _whole_arrays(param)
     for array in out if isinstance(out, list | tuple) else [out]:
-        if not any(array is each for each in own):
-            own[0].copyto(array)
+        if not any(array is own_array for own_array in own_arrays):
+            own_arrays[0].copyto(array)
 
 
 def devices_of(contexts: Sequence[mx.Context]) -> Devices:
     """Returns the devices among which this worker splits its batch, such as "2 x cpu, 2 cores"."""
-    names = [gpu(one.device_id) if one.device_type == "gpu" else cpu() for one in contexts]
+    names = [
+        gpu(context.device_id) if context.device_type == "gpu" else cpu() for context in contexts
+    ]
     text = names[0] if len(names) == 1 else f"{len(names)} x {names[0]}"
     if len(set(names)) > 1:
         text = ", ".join(names)
     are_gpus = all(context.device_type == "gpu" for context in contexts)
     # Only the memory of the first GPU is sampled.
-    return Devices((text,), are_gpus, are_gpus and [each.device_id for each in contexts] == [0])
+    return Devices(
+        (text,), are_gpus, are_gpus and [context.device_id for context in contexts] == [0]
+    )
 
 
 def devices_of_module(count: int) -> Devices:

@@ -92,8 +92,8 @@ class _Process:
             say(f"{self.name()} got SIGTERM, and ends after the workers; another ends it now")
         if self._asked_seconds is not None:
             self._watch.leaving = True
-            others = cluster.counts()[1] if self._is_scheduler else 1  # than workers
-            if len(liveness.peers()) <= others:
+            other_nodes = cluster.counts()[1] if self._is_scheduler else 1  # than workers
+            if len(liveness.peers()) <= other_nodes:
                 end_now(LEFT)
         return self._watch.look(seconds)
 

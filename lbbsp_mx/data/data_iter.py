@@ -142,9 +142,9 @@ class PlannedIter(mx.io.DataIter):
 
     def _described(self, half: int) -> list[DataDesc]:
         arrays, sizes = self._current[half], {self._axis: self.batch_size}
-        shapes = [tuple(sizes.get(i, n) for i, n in enumerate(each.shape)) for each in arrays]
+        shapes = [tuple(sizes.get(i, n) for i, n in enumerate(array.shape)) for array in arrays]
         named = zip(self._names[half], shapes, arrays, strict=True)
-        return [DataDesc(name, shape, each.dtype, self._layout) for name, shape, each in named]
+        return [DataDesc(name, shape, array.dtype, self._layout) for name, shape, array in named]
 
 
 class ArraySamples(Sequence[Batch]):
@@ -155,7 +155,7 @@ class ArraySamples(Sequence[Batch]):
         self._halves = [[array for _, array in part] for part in (source.data, source.label)]
 
     def __len__(self) -> int:
-        return min(int(each.shape[self._axis]) for half in self._halves for each in half)
+        return min(int(array.shape[self._axis]) for half in self._halves for array in half)
 
     def __getitem__(self, number: Any) -> Any:
         return self.take([number])
@@ -167,7 +167,9 @@ class ArraySamples(Sequence[Batch]):
                 f"the sampler draws sample {max(indices)} of arrays of {len(self)} samples: create "
                 "both for the same data set"
             )
-        data, label = ([_take(each, indices, self._axis) for each in half] for half in self._halves)
+        data, label = (
+            [_take(array, indices, self._axis) for array in half] for half in self._halves
+        )
         return data, label
 
 
@@ -210,6 +212,8 @@ def array_iter(
             "shuffle must be False in the NDArrayIter, got True: each worker would shuffle the "
             "arrays differently; trainer.batch_sampler(...) shuffles alike on all workers"
         )
-    if any(isinstance(each, mx.nd.sparse.BaseSparseNDArray) for _, each in data.data + data.label):
+    if any(
+        isinstance(array, mx.nd.sparse.BaseSparseNDArray) for _, array in data.data + data.label
+    ):
         raise TypeError("PlannedIter reads no sparse arrays: pass dense ones")
     return data

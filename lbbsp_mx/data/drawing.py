@@ -68,26 +68,26 @@ class EpochDrawer:
 
     def draw(self, epoch: int) -> None:
         """Draws an epoch of the order, unless it is known from a checkpoint; a collective."""
-        known = self.order.drawn(epoch)
-        if known is not None:
-            own: Drawn | None = Drawn(*known, self.order.by_batch, 0)
+        arrays = self.order.drawn(epoch)
+        if arrays is not None:
+            own_epoch: Drawn | None = Drawn(*arrays, self.order.by_batch, 0)
         else:
-            own, self._ahead = self._ahead, None
-        drawn = self._draw_together(own)
+            own_epoch, self._ahead = self._ahead, None
+        drawn = self._draw_together(own_epoch)
         self.order.draw(epoch, drawn.indices, drawn.ends)
 
-    def _draw_together(self, own: Drawn | None) -> Drawn:
-        """Returns the epoch of worker 0, `own` on this worker if it is given; a collective."""
+    def _draw_together(self, own_epoch: Drawn | None) -> Drawn:
+        """Returns the epoch of worker 0, `own_epoch` on this one if it is given; a collective."""
         workers, collectives = self._session.workers, self._session.collectives
         try:
-            own = own or self._draw()
+            own_epoch = own_epoch or self._draw()
         except Exception:  # of the sampler; the other workers wait for its row
             if workers > 1:
                 collectives.all_gather([0] * _WIDTH)
             raise
         if workers == 1:
-            return own
-        rows = collectives.all_gather(_row(own, workers))
+            return own_epoch
+        rows = collectives.all_gather(_row(own_epoch, workers))
         failed = [rank for rank, row in enumerate(rows) if not row[0]]
         if failed:
             raise DisagreementError(
@@ -95,7 +95,11 @@ class EpochDrawer:
                 "shows: give all workers the same sampler of the whole data set"
             )
         _refuse_parts(rows)
-        return own if all(row == rows[0] for row in rows) else _broadcast(collectives, own, rows[0])
+        return (
+            own_epoch
+            if all(row == rows[0] for row in rows)
+            else _broadcast(collectives, own_epoch, rows[0])
+        )
 
     def _draw(self) -> Drawn:
         session = self._session
@@ -118,10 +122,10 @@ def _items(sampler: Iterable[object]) -> list[object]:
             "gluon.data.Sampler or a list"
         )
     items = list(islice(sampler, len(sampler) + 1))
-    if rest := getattr(sampler, "_prev", None):  # gluon's BatchSampler
+    if samples := getattr(sampler, "_prev", None):  # gluon's BatchSampler
         raise ValueError(
             "epochs of a sampler must have the same length, and last_batch='rollover' moves "
-            f"{len(rest)} samples into the next one: let it be 'keep' or 'discard'"
+            f"{len(samples)} samples into the next one: let it be 'keep' or 'discard'"
         )
     if len(items) != len(sampler):
         raise ValueError(
@@ -152,12 +156,17 @@ def _refuse_parts(rows: list[list[int]]) -> None:
         )
 
 
-def _broadcast(collectives: PipelinedCollectives, own: Drawn, first: list[int]) -> Drawn:
+def _broadcast(collectives: PipelinedCollectives, own_epoch: Drawn, first: list[int]) -> Drawn:
     """Sends the epoch of worker 0 to all workers; `first` is the row that describes it."""
     _, samples, steps, by_batch, dropped, *_ = first
     count = 2 * (samples + steps)
     # float32 holds 16 bits exactly; only the row of worker 0 counts
-    halves = np.concatenate([own.indices, own.ends]).astype("<u4").view("<u2").astype(np.float32)
+    halves = (
+        np.concatenate([own_epoch.indices, own_epoch.ends])
+        .astype("<u4")
+        .view("<u2")
+        .astype(np.float32)
+    )
     width = min(_CHUNK, 1 << (count - 1).bit_length())
     received: list[Any] = []
     with collectives.waiting("for the order of samples of worker 0"):
@@ -221,8 +230,8 @@ def _digests(data: Sequence[Any]) -> list[Digest]:
 def _arrays(sample: Any) -> Iterator[npt.NDArray[Any]]:
     """Yields the arrays of a sample; raises TypeError if a part of it is no number."""
     if isinstance(sample, (tuple, list)):
-        for each in sample:
-            yield from _arrays(each)
+        for part in sample:
+            yield from _arrays(part)
         return
     array = sample.asnumpy() if isinstance(sample, mx.nd.NDArray) else np.asarray(sample)
     if array.dtype.kind not in "biuf":

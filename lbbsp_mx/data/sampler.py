@@ -258,9 +258,9 @@ def make_sampler(
     return BatchSampler(session, made, draws, drawer)
 
 
-def _not_leading(found: str) -> RuntimeError:
+def _not_leading(state: str) -> RuntimeError:
     return RuntimeError(
-        f"a sampler created with beside= follows the other sampler, of which {found}: iterate over "
+        f"a sampler created with beside= follows the other sampler, of which {state}: iterate over "
         "the other loader first, as in zip(loader, this_loader), with the same num_workers, "
         "prefetch and thread_pool for both"
     )

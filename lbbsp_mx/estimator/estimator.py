@@ -163,12 +163,12 @@ class EpochEnds(event.EpochEnd):
     def begin(self, session: PipelinedSession) -> None:
         """Begins a fit; a collective. In folders that are those of worker 0, it alone writes."""
         self._has_ended = self._stops = False
-        folders = [str(Path(each.model_dir).resolve()) for each in self.writers]
+        folders = [str(Path(writer.model_dir).resolve()) for writer in self.writers]
         session.finish_barrier()
         rows = session.collectives.all_gather([crc32(repr(folders).encode())])
         if session.rank and rows[session.rank] == rows[0]:
-            for each in self.writers:
-                each._save_symbol = each._save_params_and_trainer = lambda *_: None
+            for writer in self.writers:
+                writer._save_symbol = writer._save_params_and_trainer = lambda *_: None
 
     def epoch_begin(self, session: PipelinedSession) -> None:
         """Restores this worker's own sums, and skips the epoch if another worker ends the fit."""
@@ -189,7 +189,7 @@ class EpochEnds(event.EpochEnd):
         if self._has_ended:
             metrics = list(_summable([*estimator.train_metrics, *estimator.val_metrics]))
             local = [_read(metric) for metric in metrics]
-            flat = sums(session.collectives, [each for values in local for each in values])
+            flat = sums(session.collectives, [number for values in local for number in values])
             shown = [flat[i : i + len(_PARTS)] for i in range(0, len(flat), len(_PARTS))]
             self._shown = list(zip(metrics, local, shown, strict=True))
             for metric, _, row in self._shown:
@@ -211,9 +211,11 @@ def join_estimators() -> None:
     """Lets estimators run the `ends` of a handler too, at their place among its event handlers."""
 
     def all_ends(handlers: Sequence[Any]) -> list[Any]:
-        ends = [each.ends for each in handlers if isinstance(each, LoadBalancingHandler)]
-        for each in ends:
-            each.writers = [one for one in handlers if isinstance(one, event.CheckpointHandler)]
+        ends = [handler.ends for handler in handlers if isinstance(handler, LoadBalancingHandler)]
+        for end in ends:
+            end.writers = [
+                handler for handler in handlers if isinstance(handler, event.CheckpointHandler)
+            ]
         return ends
 
     compat.add_handlers(all_ends)
@@ -221,12 +223,12 @@ def join_estimators() -> None:
 
 def _summable(metrics: Iterable[EvalMetric]) -> Iterable[EvalMetric]:
     """Yields each metric that keeps a sum and a number, once."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     for metric in metrics:
         for part in metric.metrics if isinstance(metric, CompositeEvalMetric) else [metric]:
             computed = isinstance(getattr(type(part), "sum_metric", None), property)
-            if id(part) not in seen and not computed and hasattr(part, "sum_metric"):
-                seen.add(id(part))
+            if id(part) not in ids and not computed and hasattr(part, "sum_metric"):
+                ids.add(id(part))
                 yield part
 
 

@@ -137,11 +137,11 @@ class _Turns:
             with self._turn:
                 received = self._store.begin_gather(sent, slot=self._slot)()
             with self._arrived:
-                for rank, each in enumerate(received):
-                    self._rows[int(each[0])][rank].append(each[1:])
+                for rank, message in enumerate(received):
+                    self._rows[int(message[0])][rank].append(message[1:])
                 self._arrived.notify_all()
                 self._arrived.wait_for(lambda: all(self._rows[use]))
-                rows = np.stack([each.popleft() for each in self._rows[use]])
+                rows = np.stack([queue.popleft() for queue in self._rows[use]])
                 if not any(self._rows[use]):
                     del self._rows[use]
                 return rows
@@ -196,7 +196,7 @@ class SyncBatchNorm(nn.BatchNorm):
                 "of its parameters before training"
             )
         inputs = (x, gamma, beta, running_mean, running_var)
-        x, *vectors = (each.as_nd_ndarray() for each in inputs)
+        x, *vectors = (array.as_nd_ndarray() for array in inputs)
         names = ("momentum", "eps", "fix_gamma", "use_global_stats")
         options = {name: repr(self._kwargs[name]) for name in names}
         options |= {"op_type": _OPERATOR, "peers": peers.key, "name": "fwd"}

@@ -131,8 +131,10 @@ class KVStore(SharedStore):
                  "devices": devices}  # fmt: skip
         handshake.compare(collectives, facts)
         source, params = module_data.source_of(collectives, data, label, iter_params)
-        each = devices_of_module(devices)
-        session = runtime().open_session(collectives, total, chosen, parts=devices, devices=each)
+        module_devices = devices_of_module(devices)
+        session = runtime().open_session(
+            collectives, total, chosen, parts=devices, devices=module_devices
+        )
         samples = source if isinstance(source, gluon.data.Dataset) else ArraySamples(source)
         sampler = make_sampler(session, Draws(), samples, None, shuffle, drop_last=drop_last)
         last = sampler.order.size(sampler.order.steps_per_epoch - 1)

@@ -52,10 +52,10 @@ def drops_last(data: object) -> bool:
     return handle == "discard"
 
 
-def total_of(data: object, given: int | None, workers: int) -> int:
+def total_of(data: object, size: int | None, workers: int) -> int:
     """Returns the global batch size: the given one, or an even batch for each worker."""
-    if given is not None:
-        return require_integer("global_batch_size", given, workers)
+    if size is not None:
+        return require_integer("global_batch_size", size, workers)
     if not isinstance(data, mx.io.NDArrayIter):
         raise ValueError(
             "global_batch_size must be given, because only an NDArrayIter has a batch size: it "
@@ -70,10 +70,10 @@ def total_of(data: object, given: int | None, workers: int) -> int:
 
 
 def source_of(
-    collectives: Collectives, data: Any, label: Columns, given: Mapping[str, Any] | None
+    collectives: Collectives, data: Any, label: Columns, iter_params: Mapping[str, Any] | None
 ) -> tuple[Source, dict[str, Any]]:
     """Returns the data by index, and the arguments of `PlannedIter` that are left for it."""
-    params = dict(given or {})
+    params = dict(iter_params or {})
     if isinstance(data, gluon.data.Dataset):
         return data, params
     if isinstance(data, mx.io.NDArrayIter) and data.shuffle:
@@ -91,11 +91,11 @@ def _restored_iter(source: mx.io.NDArrayIter, collectives: Collectives) -> mx.io
     """
     parts = [_restored(source, part) for part in (source.data, source.label)]
     if collectives.workers > 1:
-        seen = blake2b(digest_size=6)
-        for array in (each for part in parts for each in part.values()):
-            seen.update(np.ascontiguousarray(array.asnumpy()).data)
-        digests = collectives.all_gather([int.from_bytes(seen.digest(), "big")])
-        if any(each != digests[0] for each in digests):
+        hasher = blake2b(digest_size=6)
+        for array in (column for part in parts for column in part.values()):
+            hasher.update(np.ascontiguousarray(array.asnumpy()).data)
+        digests = collectives.all_gather([int.from_bytes(hasher.digest(), "big")])
+        if any(digest != digests[0] for digest in digests):
             raise _not_restorable("workers have different arrays after it is undone")
     return mx.io.NDArrayIter(*parts, batch_size=source.batch_size, layout=source.layout)
 

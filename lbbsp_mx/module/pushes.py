@@ -199,7 +199,7 @@ class ModuleSteps(PushedSteps):
     # Helpers
 
     def _check_devices(self, values: Iterable[Any]) -> None:
-        used = max(len(each) if isinstance(each, list | tuple) else 1 for each in values)
+        used = max(len(value) if isinstance(value, list | tuple) else 1 for value in values)
         if used > self.most_devices:
             raise ValueError(
                 f"a worker has {used} devices, and a step may have samples for {self.most_devices} "
@@ -276,9 +276,9 @@ def _warn_of_batch_norm(optimizer: Optimizer | None) -> None:
     """Warns of batch normalisation, if Module has created the optimizer, with its symbol."""
     info = getattr(optimizer, "sym_info", ())
     nodes = info[0] if info else {}
-    for name, own in nodes.items():
+    for name, node in nodes.items():
         layer = nodes.get(name[:-11] + "fwd", {})  # gluon's variables have no options of the layer
-        is_fixed = {**own, **layer}.get("use_global_stats") == "True"
+        is_fixed = {**node, **layer}.get("use_global_stats") == "True"
         if name.endswith(("_moving_var", "_running_var")) and not is_fixed:
             logger.warning(
                 "BatchNorm normalises each worker's batch separately, so that the result depends "
@@ -291,4 +291,4 @@ def _times(factor: float, value: Any) -> Any:
     """Returns arrays times a factor, as they are nested."""
     if isinstance(value, mx.nd.NDArray):
         return value * factor
-    return [_times(factor, each) for each in value]
+    return [_times(factor, part) for part in value]

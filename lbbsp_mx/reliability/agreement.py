@@ -100,12 +100,12 @@ class Agreement:
         are_sent = all(param._deferred_init for param in self._trainer._params_to_init)
         if are_sent and all(row == rows[0] for row in rows):
             return
-        others = _differing([row.digest for row in rows])
-        if others and self._session.rank == 0:
+        ranks = _differing([row.digest for row in rows])
+        if ranks and self._session.rank == 0:
             logger.warning(
                 "parameters of %s have been changed since the trainer was created: they are "
                 "replaced by those of worker 0 before the first batch",
-                _workers(others),
+                _workers(ranks),
             )
         self._broadcast()
 
@@ -155,18 +155,18 @@ class Agreement:
         Differences up to rounding do not matter for the gradients, and are removed.
         """
         rows = self._gather(_STEP)
-        if others := _differing([row.digest for row in rows]):
+        if ranks := _differing([row.digest for row in rows]):
             raise DisagreementError(
-                f"parameters of {_workers(others)} differ from those of worker 0 in the first "
+                f"parameters of {_workers(ranks)} differ from those of worker 0 in the first "
                 "step, when gradients have been computed by them: load or initialise parameters "
                 "on all workers alike, or before the trainer is created, or call "
                 "trainer.broadcast_parameters() before the first step"
             )
-        if others := _differing([row.others for row in rows]):
+        if ranks := _differing([row.others for row in rows]):
             names = ", ".join(param.name for param in self._others())
             raise DisagreementError(
                 f"parameters of the network that the trainer does not have ({names:.200}) differ "
-                f"on {_workers(others)} from those of worker 0: pass them to the trainer as well, "
+                f"on {_workers(ranks)} from those of worker 0: pass them to the trainer as well, "
                 "with grad_req='null' if they are not to be trained"
             )
         if any(row.bits != rows[0].bits for row in rows):
@@ -174,29 +174,33 @@ class Agreement:
 
     def _others(self) -> list[gluon.Parameter]:
         """Returns further parameters of the network, without statistics of its layers."""
-        own = set(map(id, self._trainer._params))
-        others = [param for param in network_of(self._trainer._params) if id(param) not in own]
-        return [param for param in others if param._data is not None and param._differentiable]
+        own_ids = set(map(id, self._trainer._params))
+        other_params = [
+            param for param in network_of(self._trainer._params) if id(param) not in own_ids
+        ]
+        return [
+            param for param in other_params if param._data is not None and param._differentiable
+        ]
 
     def _gather(self, call: int) -> list[_Row]:
         """Tells the others what this worker does now, and returns what each of them tells."""
-        seen = blake2b(digest_size=6)
+        hasher = blake2b(digest_size=6)
 
         def learned() -> Iterator[npt.NDArray[Any]]:
             for number, param in enumerate(self._trainer._params):
                 if not param._deferred_init:
                     array = np.ascontiguousarray(param.list_data()[0].asnumpy())
-                    seen.update(array.data)
+                    hasher.update(array.data)
                     if number in self._learned:
                         yield array
 
-        others = self._others() if call == _STEP else []
-        _wait_for_readers([*self._trainer._params, *others])
+        other_params = self._others() if call == _STEP else []
+        _wait_for_readers([*self._trainer._params, *other_params])
         digest = Digest.of(learned()).to_integer()
-        bits = int.from_bytes(seen.digest(), "big")
-        of_others = Digest.of(param._data[0].asnumpy() for param in others).to_integer()
+        bits = int.from_bytes(hasher.digest(), "big")
+        of_others = Digest.of(param._data[0].asnumpy() for param in other_params).to_integer()
         row = _Row(call + self.number * len(_CALLS), bits, digest, of_others)
-        rows = [_Row(*each) for each in self._session.collectives.all_gather(row)]
+        rows = [_Row(*numbers) for numbers in self._session.collectives.all_gather(row)]
         for rank, other in enumerate(rows):
             if other.call != rows[0].call:
                 raise DisagreementError(
@@ -221,13 +225,13 @@ class Agreement:
     def _share_shapes(self) -> None:
         """Creates parameters that another worker has created, because it knows their shapes."""
         params = self._trainer._params
-        mine = [None if param._deferred_init else list(param.shape) for param in params]
-        texts = gather_bytes(self._session.collectives, json.dumps(mine).encode())
+        own_shapes = [None if param._deferred_init else list(param.shape) for param in params]
+        texts = gather_bytes(self._session.collectives, json.dumps(own_shapes).encode())
         for param, *shapes in zip(params, *map(json.loads, texts), strict=True):
-            known = [shape for shape in shapes if shape is not None]
-            if known and param._deferred_init:
+            known_shapes = [shape for shape in shapes if shape is not None]
+            if known_shapes and param._deferred_init:
                 vars(param).pop("_finish_deferred_init", None)  # which would send it at once
-                param.shape = tuple(known[0])
+                param.shape = tuple(known_shapes[0])
                 param._finish_deferred_init()
 
     # Settings and metrics
@@ -243,8 +247,10 @@ class Agreement:
 
     def _weights(self) -> Iterator[npt.NDArray[Any]]:
         """Returns the weights that must be equal on all workers, once the batch is computed."""
-        params = [param for each in self._compared for param in each._trainer._params]
-        learned = [each for each in params if each.grad_req != "null" and each._data is not None]
+        params = [param for agreement in self._compared for param in agreement._trainer._params]
+        learned = [
+            param for param in params if param.grad_req != "null" and param._data is not None
+        ]
         _wait_for_readers(learned)
         return (param.list_data()[0].asnumpy() for param in learned)
 
@@ -253,8 +259,8 @@ class Agreement:
         several = len(self._compared) > 1
         return {
             f"{name} of trainer {number}" if several else name: value
-            for number, each in enumerate(self._compared)
-            for name, value in each._own_settings().items()
+            for number, agreement in enumerate(self._compared)
+            for name, value in agreement._own_settings().items()
         }
 
     def _own_settings(self) -> dict[str, Setting]:
@@ -267,8 +273,12 @@ class Agreement:
             "rescale_grad": float(trainer._scale),
             **settings_of(trainer._params, self._learned),
         }
-        own = ((name, getattr(optimizer, name, None)) for name in self._hyperparameters)
-        return settings | {name: each for name, each in own if isinstance(each, bool | int | float)}
+        hyperparameters = ((name, getattr(optimizer, name, None)) for name in self._hyperparameters)
+        return settings | {
+            name: setting
+            for name, setting in hyperparameters
+            if isinstance(setting, bool | int | float)
+        }
 
 
 def ends_epoch(session: PipelinedSession, step: int) -> bool:
@@ -285,7 +295,7 @@ def _named(call: int) -> str:
 def _differing(values: Sequence[int]) -> list[int]:
     """Returns the ranks whose parameters differ from those of worker 0 by more than rounding."""
     digests = list(map(Digest.from_integer, values))
-    return [rank for rank, each in enumerate(digests) if not each.is_close(digests[0])]
+    return [rank for rank, digest in enumerate(digests) if not digest.is_close(digests[0])]
 
 
 def _wait_for_readers(params: Iterable[gluon.Parameter]) -> None:

@@ -74,12 +74,12 @@ class Checkpoints:
         for writer in self._writers.values():
             writer.flush()
         self._session.any_worker(False)  # the others read after the file is complete
-        found = files.newest_checkpoint(folder)
-        self._check_same_file(folder, found)
-        if found is None:
+        checkpoint = files.newest_checkpoint(folder)
+        self._check_same_file(folder, checkpoint)
+        if checkpoint is None:
             return False
-        self._restore(folder, found)
-        logger.info("continuing after step %d, from the checkpoint in %s", found.step, folder)
+        self._restore(folder, checkpoint)
+        logger.info("continuing after step %d, from the checkpoint in %s", checkpoint.step, folder)
         return True
 
     def resume(self, folder: str | Path, every: Every) -> bool:
@@ -90,10 +90,10 @@ class Checkpoints:
         states.require_dense_weights(self._trainer._params)
         states.optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
         writer = self._writer_to(folder)
-        found = self.load(folder)
+        has_checkpoint = self.load(folder)
         self.schedule.use(writer, every, self._session.step)
         self.schedule.open()
-        return found
+        return has_checkpoint
 
     def end_step(self, step: int) -> None:
         """Writes a checkpoint if one is due after `step`; leaves after an epoch, if asked to."""
@@ -175,20 +175,22 @@ class Checkpoints:
     ) -> Checkpoint:
         optimizer, optimizer_arrays = states.optimizer_state(self._trainer)
         arrays = states.parameter_arrays(self._trainer._params) if with_parameters else {}
-        arrays |= {_SESSION + name: each for name, each in session_arrays.items()}
-        arrays |= {_OPTIMIZER + name: each for name, each in optimizer_arrays.items()}
+        arrays |= {_SESSION + name: array for name, array in session_arrays.items()}
+        arrays |= {_OPTIMIZER + name: array for name, array in optimizer_arrays.items()}
         state: Json = {"session": session_state, "optimizer": optimizer, "given": {**self._given}}
         return Checkpoint(self._session.step, self._facts(), state, arrays)
 
-    def _restore(self, where: str | Path, found: Checkpoint) -> None:
+    def _restore(self, where: str | Path, checkpoint: Checkpoint) -> None:
         """Continues from a checkpoint; nothing changes if it is of another job."""
-        state, arrays = found.state, found.arrays
+        state, arrays = checkpoint.state, checkpoint.arrays
         if not isinstance(state, dict) or not {"session", "optimizer"} <= set(state):
             raise ValueError(f"{where} is no checkpoint of lbbsp_mx: choose another folder or file")
         has_session = state["session"] is not None  # it was saved with a global batch size
-        here = self._facts() if has_session else _common(self._facts(), found.facts)
-        known = found.facts if self._session.order is not None else _common(found.facts, here)
-        check_same_job(where, known, here)
+        here = self._facts() if has_session else _common(self._facts(), checkpoint.facts)
+        facts = (
+            checkpoint.facts if self._session.order is not None else _common(checkpoint.facts, here)
+        )
+        check_same_job(where, facts, here)
         weights, params = _named(arrays, states.PARAMETER), self._trainer._params
         if weights:
             states.check_parameters(where, params, weights)
@@ -198,18 +200,18 @@ class Checkpoints:
             states.restore_parameters(params, weights)  # gluon may drop its store and optimizer
             self._trainer._send_known()
         restore()
-        if self._session.rank == 0 and isinstance(given := state.get("given"), dict):
-            warn_of_changes(given, self._given, lambda _: _FROM_CHECKPOINT)
+        if self._session.rank == 0 and isinstance(settings := state.get("given"), dict):
+            warn_of_changes(settings, self._given, lambda _: _FROM_CHECKPOINT)
         if has_session:
             self._session.load_state(state["session"], _named(arrays, _SESSION))
         is_unchecked = has_session and self._session.order is None
-        self._unchecked = (where, found) if is_unchecked else None
-        self.schedule.written = found.step
+        self._unchecked = (where, checkpoint) if is_unchecked else None
+        self.schedule.written = checkpoint.step
 
-    def _check_same_file(self, folder: str | Path, found: Checkpoint | None) -> None:
+    def _check_same_file(self, folder: str | Path, checkpoint: Checkpoint | None) -> None:
         """Checks that all workers have read the same checkpoint; a collective."""
-        after = 0 if found is None else found.step + 1
-        content = fingerprint(repr(found and (found.facts, found.state)))
+        after = 0 if checkpoint is None else checkpoint.step + 1
+        content = fingerprint(repr(checkpoint and (checkpoint.facts, checkpoint.state)))
         rows = self._session.collectives.all_gather([after, content])
         if any(row != rows[0] for row in rows):
             steps = ", ".join(str(after - 1) if after else "none" for after, _ in rows)
@@ -221,7 +223,7 @@ class Checkpoints:
 
 def _named(arrays: Any, prefix: str) -> dict[str, Any]:
     """Returns the arrays with a prefix, without it."""
-    return {n.removeprefix(prefix): each for n, each in arrays.items() if n.startswith(prefix)}
+    return {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
 
 
 def _common(facts: Any, here: Any) -> dict[str, Any]:

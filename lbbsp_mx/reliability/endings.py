@@ -40,11 +40,11 @@ class Endings:
     def add(self, *methods: Ending) -> None:
         """Adds the bound methods of a new trainer."""
         self._latest = methods
-        alive = [each for each in self._methods if each() is not None]
+        alive = [reference for reference in self._methods if reference() is not None]
         self._methods = [*alive, *map(WeakMethod, methods)]
 
     def run(self) -> None:
         """Calls the methods of all objects that still exist."""
-        for each in reversed(self._methods):
-            if (method := each()) is not None:
+        for reference in reversed(self._methods):
+            if (method := reference()) is not None:
                 method()

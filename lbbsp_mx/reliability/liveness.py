@@ -94,25 +94,37 @@ class Nodes:
 
     def _count_silent(self, node: int, seconds: int) -> int:
         count = ctypes.c_int()
-        asked = self._handle, node, ctypes.byref(count), int(seconds)
+        arguments = self._handle, node, ctypes.byref(count), int(seconds)
         with self.lock:
-            check_call(_LIB.MXKVStoreGetNumDeadNode(*asked))
+            check_call(_LIB.MXKVStoreGetNumDeadNode(*arguments))
         return count.value
 
 
 def is_listening() -> bool:
     """Returns whether this process has a socket that listens, as its transport has once it runs."""
-    return any(each.status == psutil.CONN_LISTEN for each in _connections())
+    return any(connection.status == psutil.CONN_LISTEN for connection in _connections())
 
 
 def peers() -> set[Address]:
     """Returns the other ends of the open connections of the cluster to this process."""
-    found = _connections()
-    ports = {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN}
-    opened = [each for each in found if each.status == psutil.CONN_ESTABLISHED]
-    own = {each.laddr for each in opened if each.raddr.port in ports}  # it calls itself too
-    incoming = [each for each in opened if each.laddr.port in ports and each.raddr not in own]
-    return {each.raddr for each in incoming if not _is_stranger(each.fd)}
+    connections = _connections()
+    ports = {
+        connection.laddr.port
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN
+    }
+    opened = [
+        connection for connection in connections if connection.status == psutil.CONN_ESTABLISHED
+    ]
+    own_addresses = {  # it calls itself too
+        connection.laddr for connection in opened if connection.raddr.port in ports
+    }
+    incoming = [
+        connection
+        for connection in opened
+        if connection.laddr.port in ports and connection.raddr not in own_addresses
+    ]
+    return {connection.raddr for connection in incoming if not _is_stranger(connection.fd)}
 
 
 def scheduler_answers() -> bool | None:
@@ -133,8 +145,10 @@ def _is_stranger(connection: int) -> bool:
     """Returns whether a connection is of another program, as far as the system knows."""
     with socket.socket(fileno=os.dup(connection)) as peer:
         info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
-    told, heard = _COUNTS.unpack(info.ljust(_COUNTS.size, b"\0"))
-    return bool(told > 0 and (told <= _GREETING_BYTES or heard <= _HANDSHAKE_BYTES))
+    bytes_sent, bytes_received = _COUNTS.unpack(info.ljust(_COUNTS.size, b"\0"))
+    return bool(
+        bytes_sent > 0 and (bytes_sent <= _GREETING_BYTES or bytes_received <= _HANDSHAKE_BYTES)
+    )
 
 
 def _connections() -> list[Any]:

@@ -66,7 +66,7 @@ def optimizer_state(trainer: gluon.Trainer) -> tuple[Json, Arrays]:
     """Returns the state of a trainer's optimizer, its learning rate and schedule included."""
     arrays: Arrays = {}
     state: Json = {
-        "objects": [_object_state(each, arrays) for each in _owners(trainer).values()],
+        "objects": [_object_state(owner, arrays) for owner in _owners(trainer).values()],
         "states": _saved("the state of a parameter", trainer._state_updaters[0].states, arrays),
     }
     return state, arrays
@@ -74,11 +74,13 @@ def optimizer_state(trainer: gluon.Trainer) -> tuple[Json, Arrays]:
 
 def given_settings(trainer: gluon.Trainer) -> dict[str, str]:
     """Returns the settings of an optimizer and its schedule, before a step has changed one."""
-    found = {}
-    for what, owner in _owners(trainer).items():
-        own = getattr(owner, "__dict__", {})
-        found[f"the {what}"] = {name: own[name] for name in own if name not in _DERIVED}
-    return settings_of(found)
+    settings = {}
+    for role, owner in _owners(trainer).items():
+        attributes = getattr(owner, "__dict__", {})
+        settings[f"the {role}"] = {
+            name: attributes[name] for name in attributes if name not in _DERIVED
+        }
+    return settings_of(settings)
 
 
 def read_optimizer(trainer: gluon.Trainer, state: Any, arrays: Arrays) -> Callable[[], None]:
@@ -93,8 +95,8 @@ def read_optimizer(trainer: gluon.Trainer, state: Any, arrays: Arrays) -> Callab
 
     try:
         attributes = [
-            {name: read(value) for name, value in _checked(what, owner, saved).items()}
-            for (what, owner), saved in zip(owners.items(), state["objects"], strict=True)
+            {name: read(value) for name, value in _checked(role, owner, saved).items()}
+            for (role, owner), saved in zip(owners.items(), state["objects"], strict=True)
         ]
         # Every device gets arrays of its own.
         states = [dict(read(state["states"])) for _ in trainer._updaters]
@@ -107,9 +109,9 @@ def read_optimizer(trainer: gluon.Trainer, state: Any, arrays: Arrays) -> Callab
                 setattr(owner, name, value)
         _share_counts(trainer)
         # The optimizer of a store has one state, on whichever device.
-        for updater, own in zip(trainer._state_updaters, states, strict=False):
-            updater.states = own
-            updater.states_synced = dict.fromkeys(own, False)
+        for updater, device_states in zip(trainer._state_updaters, states, strict=False):
+            updater.states = device_states
+            updater.states_synced = dict.fromkeys(device_states, False)
 
     return restore
 
@@ -145,9 +147,9 @@ def check_parameters(where: object, params: Params, arrays: Arrays) -> None:
             "the network of the checkpoint, and pass the same parameters to the trainer"
         )
     for number, param in enumerate(params):
-        array, known = arrays[str(number)], param.shape or ()
-        sides = zip(known, array.shape, strict=False)
-        is_same = len(known) in (0, array.ndim) and all(a in (0, -1, b) for a, b in sides)
+        array, shape = arrays[str(number)], param.shape or ()
+        sides = zip(shape, array.shape, strict=False)
+        is_same = len(shape) in (0, array.ndim) and all(a in (0, -1, b) for a, b in sides)
         if not is_same or np.dtype(param.dtype) != array.dtype:
             raise ValueError(
                 f"{where} is of another network: parameter {number} ({param.name}) had the shape "
@@ -172,8 +174,10 @@ def _share_counts(trainer: gluon.Trainer) -> None:
     """
     counts = getattr(trainer.optimizer, "_all_index_update_counts", {})
     latest: dict[Any, int] = {}
-    for each in counts.values():
-        latest |= {index: max(count, latest.get(index, 0)) for index, count in each.items()}
+    for device_counts in counts.values():
+        latest |= {
+            index: max(count, latest.get(index, 0)) for index, count in device_counts.items()
+        }
     for device in {*counts, *(context.device_id for context in trainer._contexts)}:
         counts[device] = dict(latest)
 
@@ -189,16 +193,16 @@ def _owners(trainer: gluon.Trainer) -> dict[str, object]:
     }
 
 
-def _inner_schedules(what: str, schedule: object, seen: list[object]) -> dict[str, object]:
+def _inner_schedules(path: str, schedule: object, schedules: list[object]) -> dict[str, object]:
     """Returns the schedules that a schedule calls, as one that warms up does, by their places."""
-    found = {}
+    places = {}
     for name, value in getattr(schedule, "__dict__", {}).items():
         for place, inner in _schedules_in(value).items():
-            if not any(inner is each for each in seen):
-                seen.append(inner)
-                found[f"{what}.{name}{place}"] = inner
-                found |= _inner_schedules(f"{what}.{name}{place}", inner, seen)
-    return found
+            if not any(inner is other for other in schedules):
+                schedules.append(inner)
+                places[f"{path}.{name}{place}"] = inner
+                places |= _inner_schedules(f"{path}.{name}{place}", inner, schedules)
+    return places
 
 
 def _schedules_in(value: object) -> dict[str, object]:
@@ -207,8 +211,8 @@ def _schedules_in(value: object) -> dict[str, object]:
     if isinstance(value, list | tuple):
         value = dict(enumerate(value))
     if isinstance(value, dict):
-        places = {f"[{key!r}]": each for key, each in value.items()}
-    only = all(isinstance(each, mx.lr_scheduler.LRScheduler) for each in places.values())
+        places = {f"[{key!r}]": part for key, part in value.items()}
+    only = all(isinstance(part, mx.lr_scheduler.LRScheduler) for part in places.values())
     return places if only else {}
 
 
@@ -222,28 +226,28 @@ def _object_state(owner: object, arrays: Arrays) -> Json:
     return {"class": kind, "attributes": attributes}
 
 
-def _checked(what: str, owner: object, saved: Mapping[str, Any]) -> Mapping[str, Json]:
+def _checked(role: str, owner: object, saved: Mapping[str, Any]) -> Mapping[str, Json]:
     """Returns the saved attributes of an object like `owner`."""
     kind = saved["class"]
     attributes: Mapping[str, Json] = saved["attributes"]
     if kind != type(owner).__name__:
         raise ValueError(
-            f"the state is of the {what} {kind}, and the trainer has {type(owner).__name__}: "
-            f"create the trainer with the {what} of the saved state"
+            f"the state is of the {role} {kind}, and the trainer has {type(owner).__name__}: "
+            f"create the trainer with the {role} of the saved state"
         )
     for name in attributes:
         inherited = getattr(type(owner), name, None)
         if name in _DERIVED or callable(inherited) or isinstance(inherited, property):
-            raise ValueError(f"the state of the {what} {kind} has an attribute {name!r}, no data")
+            raise ValueError(f"the state of the {role} {kind} has an attribute {name!r}, no data")
     return attributes
 
 
-def _saved(what: str, value: object, arrays: Arrays) -> Json:
+def _saved(subject: str, value: object, arrays: Arrays) -> Json:
     try:
         return to_json(_plain(value), arrays)
     except TypeError:
         raise ValueError(
-            f"{what} is a {type(value).__name__} that cannot be saved without pickle: keep "
+            f"{subject} is a {type(value).__name__} that cannot be saved without pickle: keep "
             "numbers, strings, containers and dense arrays there"
         ) from None
 
@@ -257,7 +261,7 @@ def _plain(value: object) -> object:
             raise TypeError(value.stype)
         return _Array(value.asnumpy())
     if isinstance(value, dict):
-        return _Entries(tuple((key, _plain(each)) for key, each in value.items()))
+        return _Entries(tuple((key, _plain(entry)) for key, entry in value.items()))
     return _each(_plain, value)
 
 
@@ -269,7 +273,7 @@ def _of_mxnet(value: Any, context: mx.Context) -> Any:
         rows, kind = (value.values, value.numbers), value.values.dtype
         return mx.nd.sparse.row_sparse_array(rows, shape=value.shape, ctx=context, dtype=kind)
     if isinstance(value, _Entries):
-        return {key: _of_mxnet(each, context) for key, each in value.pairs}
+        return {key: _of_mxnet(entry, context) for key, entry in value.pairs}
     return _each(partial(_of_mxnet, context=context), value)
 
 

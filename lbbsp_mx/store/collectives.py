@@ -83,9 +83,9 @@ class StoreCollectives:
                 self._native._barrier()
 
     @contextmanager
-    def _meeting(self, what: str) -> Iterator[None]:
+    def _meeting(self, reason: str) -> Iterator[None]:
         """Bounds the time inside the context, and notes that this worker waits for the others."""
-        with self.waiting(what), runtime().activity.during(Activity.MEETING):
+        with self.waiting(reason), runtime().activity.during(Activity.MEETING):
             yield
 
     def _key(self, key: Hashable) -> int:

@@ -54,8 +54,8 @@ class SharedStore(mx.kv.KVStore):
     ) -> None:
         self.kind = _checked(kind)
         self.distributed = self.kind not in IN_ONE_PROCESS
-        given = self.kind if isinstance(kind, str) else getattr(kind, "native", kind)
-        self.native = runtime().native(given, start_seconds)
+        native_kind = self.kind if isinstance(kind, str) else getattr(kind, "native", kind)
+        self.native = runtime().native(native_kind, start_seconds)
         super().__init__(self.native.handle)
         # Ends the process if the wait inside the context takes too long.
         self.waiting = partial(runtime().waiting, wait_seconds, owner="lbbsp_mx.KVStore")
@@ -259,7 +259,7 @@ class SharedStore(mx.kv.KVStore):
             self._send_optimizer(self._optimizer)
 
     @contextmanager
-    def _introducing(self, what: str, key: Keys, values: Any) -> Iterator[Any]:
+    def _introducing(self, call: str, key: Keys, values: Any) -> Iterator[Any]:
         """Introduces keys around the call of the native store; yields its keys."""
         if not self.distributed:
             yield key
@@ -267,23 +267,23 @@ class SharedStore(mx.kv.KVStore):
             return
         _refuse_beside_async_trainer()
         unknown = self._keys.unknown(key)
-        self._compare(what, key)
-        if known := [each for each in flat(key) if each not in unknown]:
+        self._compare(call, key)
+        if keys := [single_key for single_key in flat(key) if single_key not in unknown]:
             raise MXNetError(
-                f"the keys {known} exist already, and MXNet would never return: push or broadcast"
+                f"the keys {keys} exist already, and MXNet would never return: push or broadcast"
             )
         self._keys.introduce(key)
         wait_for(values)  # before the lock is taken, for which a layer that gathers could wait
         with self.waiting("for the other workers to introduce keys"), runtime().lock:
             yield self._keys.numbers(key)
 
-    def _compare(self, what: str, key: Keys) -> None:
+    def _compare(self, call: str, key: Keys) -> None:
         """Checks that all workers introduce the same keys at the same time; a collective."""
         if self.kind == ASYNCHRONOUS or runtime().compresses:
             self.barrier()  # no sums without an optimizer, or no exact ones
             return
-        own = f"{what} {list(flat(key))}".encode()
-        texts = [each.decode() for each in gather_bytes(self._collectives, own)]
+        own_message = f"{call} {list(flat(key))}".encode()
+        texts = [message.decode() for message in gather_bytes(self._collectives, own_message)]
         if len(set(texts)) > 1:
             said = ", ".join(f"worker {rank} {text}" for rank, text in enumerate(texts))
             raise DisagreementError(
@@ -323,7 +323,7 @@ class SharedStore(mx.kv.KVStore):
     def _shares(self, key: Keys, value: Any) -> Any:
         """Returns this worker's shares of sums that are the values of worker 0, as nested."""
         if isinstance(key, list | tuple) and isinstance(value, list | tuple):
-            return [self._shares(*each) for each in zip(key, value, strict=True)]
+            return [self._shares(*pair) for pair in zip(key, value, strict=True)]
         return share_of(value, self.rank)
 
 

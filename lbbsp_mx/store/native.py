@@ -129,14 +129,14 @@ class Runtime:
         self.compresses = True
         self._end_exchange()
 
-    def waiting(self, seconds: float, what: str, owner: str) -> AbstractContextManager[None]:
+    def waiting(self, seconds: float, reason: str, owner: str) -> AbstractContextManager[None]:
         """Ends the process if the wait inside the context takes longer than `seconds`.
 
-        `what` completes "has waited ..."; `owner` is the class whose `wait_seconds` is the limit.
+        `reason` completes "has waited ..."; `owner` is the class whose `wait_seconds` is the limit.
         """
         return self.watchdog.deadline(
             seconds,
-            f"{self._name} has waited {seconds:g} s {what} and exits: a worker or server did not "
+            f"{self._name} has waited {seconds:g} s {reason} and exits: a worker or server did not "
             f"respond; if it only needs more time, raise wait_seconds of {owner}",
         )
 

@@ -55,7 +55,7 @@ class ScriptKeys:
         """Returns the numbers of known keys, in the same nesting."""
         if isinstance(keys, str) or not isinstance(keys, Iterable):
             return self._numbers[plain(keys)]
-        return [self.numbers(each) for each in keys]
+        return [self.numbers(key) for key in keys]
 
     def _choose(self, key: Key) -> int:
         if isinstance(key, int) and key not in self._taken:
@@ -69,8 +69,8 @@ def flat(keys: Keys) -> Iterator[Key]:
     if isinstance(keys, str) or not isinstance(keys, Iterable):
         yield plain(keys)
     else:
-        for each in keys:
-            yield from flat(each)
+        for key in keys:
+            yield from flat(key)
 
 
 def plain(key: object) -> Key:

@@ -128,8 +128,8 @@ class ScriptOptimizer(Optimizer):
         """Creates the optimizer's state for a parameter; other keys have none."""
         if index >= FIRST_OWN_KEY:
             return None
-        known = self._indices.get(index, index)
-        return self.optimizer.create_state_multi_precision(known, weight)
+        script_index = self._indices.get(index, index)
+        return self.optimizer.create_state_multi_precision(script_index, weight)
 
     def update_multi_precision(
         self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State
@@ -138,8 +138,8 @@ class ScriptOptimizer(Optimizer):
         if index >= FIRST_OWN_KEY:
             weight[:] = grad
         else:
-            known = self._indices.get(index, index)
-            self.optimizer.update_multi_precision(known, weight, grad, state)
+            script_index = self._indices.get(index, index)
+            self.optimizer.update_multi_precision(script_index, weight, grad, state)
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def _ending_on_error() -> Iterator[None]:
 
 
 def _answer(
-    weight: mx.nd.NDArray, pushed: mx.nd.NDArray, asked: Callable[[Table], Table], width: int
+    weight: mx.nd.NDArray, pushed: mx.nd.NDArray, method: Callable[[Table], Table], width: int
 ) -> None:
     """Answers a pushed table, which arrives flat, in rows of `width` values."""
-    weight[:] = asked(pushed.asnumpy().reshape(-1, width)).reshape(weight.shape)
+    weight[:] = method(pushed.asnumpy().reshape(-1, width)).reshape(weight.shape)

@@ -86,8 +86,8 @@ class StoreTrainer(OwnTrainer):
         finally:
             self._kvstore_params = config
         if self._update_on_kvstore and self._updaters[0].states:
-            updater, own = self._kvstore._updater, self._updaters[0]
-            updater.states, own.states = own.states, {}
+            updater, own_updater = self._kvstore._updater, self._updaters[0]
+            updater.states, own_updater.states = own_updater.states, {}
             updater.states_synced = dict.fromkeys(updater.states, False)
 
     def _row_sparse_pull(self, param: gluon.Parameter, out: Any, *rows: Any, **more: Any) -> None:

@@ -157,8 +157,8 @@ def with_granularity(
     workers, granularity = len(devices), parts * math.lcm(*devices)
     if granularity == 1:
         return options
-    each = limits_by_rank(options.limits, workers)
-    limits = [replace(bounds, minimum=max(bounds.minimum, parts)) for bounds in each]
+    limits_of_workers = limits_by_rank(options.limits, workers)
+    limits = [replace(bounds, minimum=max(bounds.minimum, parts)) for bounds in limits_of_workers]
     with suppress(ValueError):  # there is no such plan
         allocate([Proportional(1.0)] * workers, total=total, limits=limits, granularity=granularity)
         if total % granularity == 0 and total >= granularity * workers:

@@ -147,7 +147,7 @@ class Freshness(GradientStage):
     def _arrays(self, number: int) -> Arrays:
         param = self._params[number]
         is_fixed = param.grad_req == "null"  # here alone: the others wait for these sums
-        return [each.copy() for each in param._data] if is_fixed else param.list_grad()
+        return [array.copy() for array in param._data] if is_fixed else param.list_grad()
 
 
 class RowSums(GradientStage):

@@ -205,8 +205,8 @@ class StepsBeside(Steps):
 
     def end(self, computed: Wait, summed: Wait, *, at_once: bool = True) -> None:
         """Passes the barrier within the step of the leader."""
-        own = self.now.local
-        sizes = self.session.pass_inner(self._number, computed, summed, own, self.weight)
+        size = self.now.local
+        sizes = self.session.pass_inner(self._number, computed, summed, size, self.weight)
         self.now = self.now._replace(total=sum(sizes))
 
 

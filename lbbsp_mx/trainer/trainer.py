@@ -47,8 +47,8 @@ def _with_peers() -> WeakValueDictionary[int, Trainer]:
     trainers: WeakValueDictionary[int, Trainer] = WeakValueDictionary()
 
     def sum_for_clipping(arrays: Sequence[mx.nd.NDArray]) -> None:
-        for each in list(trainers.values()):
-            each.sum_for_clipping(arrays)
+        for trainer in list(trainers.values()):
+            trainer.sum_for_clipping(arrays)
 
     compat.watch_clipping(sum_for_clipping)
     return trainers
@@ -281,9 +281,9 @@ class Trainer(TrainingControl):
         Clipping by their global norm then does what it does in one process.
         """
         params = [self._params[number] for number in learning(self._params)]
-        fresh = [each for param in params for each in param._data or () if each._fresh_grad]
-        own = {id(gradient) for param in params for gradient in param._grad or ()}
-        if not fresh or self._is_mean or own.isdisjoint(map(id, arrays)):
+        fresh = [array for param in params for array in param._data or () if array._fresh_grad]
+        own_ids = {id(gradient) for param in params for gradient in param._grad or ()}
+        if not fresh or self._is_mean or own_ids.isdisjoint(map(id, arrays)):
             return
         if self._steps.is_beside:
             raise ValueError(
@@ -296,8 +296,8 @@ class Trainer(TrainingControl):
             self._divide()
             self._total = 1.0
         self._clipped = fresh
-        for each in fresh:  # so that those of another batch can be told from them
-            each._fresh_grad = False
+        for array in fresh:  # so that those of another batch can be told from them
+            array._fresh_grad = False
 
     def _take_clipped(self, batch_size: int | None, weight: Weight) -> bool:
         """Returns whether the gradients of this batch were summed by `sum_for_clipping`.
@@ -306,7 +306,7 @@ class Trainer(TrainingControl):
         called again.
         """
         params = (self._params[number] for number in learning(self._params))
-        if any(each._fresh_grad for one in params for each in one._data or ()):
+        if any(array._fresh_grad for param in params for array in param._data or ()):
             self._clipped = []
         if not self._clipped:
             return False
@@ -317,8 +317,8 @@ class Trainer(TrainingControl):
             )
         if batch_size is not None:
             self._steps.now.check(batch_size)
-        for each in self._clipped:
-            each._fresh_grad = True
+        for array in self._clipped:
+            array._fresh_grad = True
         self._clipped = []
         return True
 
