@@ -120,9 +120,11 @@ class LoadBalancer(BalancedFit):
         checks.check_strategy(strategy, workers)
         replicas = strategy.num_replicas_in_sync
         local = replicas // workers
-        given = SessionOptions.of(options, LoadBalancer.__init__)
+        session_options = SessionOptions.of(options, LoadBalancer.__init__)
         if workers > 1:
-            heartbeat = start_heartbeat(self.rank, addresses(strategy.cluster_resolver), given)
+            heartbeat = start_heartbeat(
+                self.rank, addresses(strategy.cluster_resolver), session_options
+            )
             leave_together(self.rank, workers, heartbeat)
             compat.let_sigterm_end()
             end_with_peers(heartbeat.leave)
@@ -132,7 +134,7 @@ class LoadBalancer(BalancedFit):
             mirrored_collectives(strategy) if workers > 1 else LocalReplicas(local),
             local,
             global_batch_size,
-            given,
+            session_options,
             versions={"tensorflow": tf.__version__, "keras": keras.__version__},
             activity=current_activity(),
             devices=devices_of(strategy) if replicas > 1 else None,
@@ -267,8 +269,8 @@ class LoadBalancer(BalancedFit):
             ValueError: The kind of data is not supported, lengths differ, the data set is smaller
                 than one global batch, or `work` is wrong; names the remedy.
         """
-        given = {name: value for name, value in locals().items() if name != "self"}
-        return self._input.dataset(InputOptions(**given))
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        return self._input.dataset(InputOptions(**arguments))
 
     def loop(
         self, train_step: Callable[[Nest], Nest], data: tf.data.Dataset | PlaceholderDataset

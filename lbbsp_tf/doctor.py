@@ -39,12 +39,12 @@ def _devices() -> list[Finding]:
     gpus = tf.config.list_physical_devices("GPU")
     details = map(tf.config.experimental.get_device_details, gpus)
     by_driver = 0 if hides_gpus(Host().environ) else count_gpus()
-    found = [check_count(len(gpus), by_driver, is_cuda_build=build.get("is_cuda_build", False))]
-    for each in details:
-        capability, built = each.get("compute_capability"), build.get("cuda_compute_capabilities")
+    results = [check_count(len(gpus), by_driver, is_cuda_build=build.get("is_cuda_build", False))]
+    for gpu in details:
+        capability, built = gpu.get("compute_capability"), build.get("cuda_compute_capabilities")
         if capability and built:  # else it is no GPU of NVIDIA
-            found.append(check_capability(each.get("device_name", "GPU"), capability, built))
-    return list(dict.fromkeys(found))
+            results.append(check_capability(gpu.get("device_name", "GPU"), capability, built))
+    return list(dict.fromkeys(results))
 
 
 def check_count(gpus: int, by_driver: int, *, is_cuda_build: bool) -> Finding:
@@ -72,11 +72,11 @@ def check_capability(name: str, capability: tuple[int, int], built: Sequence[str
     compile for any later capability.
     """
     check, version = f"GPU: {name}", ".".join(map(str, capability))
-    fields = [re.fullmatch(r"(sm_|compute_)?(\d+)\.?(\d)([af]?)", each) for each in built]
-    known = [((int(each[2]), int(each[3])), each[1], each[4]) for each in fields if each]
+    fields = [re.fullmatch(r"(sm_|compute_)?(\d+)\.?(\d)([af]?)", label) for label in built]
+    targets = [((int(match[2]), int(match[3])), match[1], match[4]) for match in fields if match]
     # Code of "sm_90a" runs on 9.0 alone.
-    runs = (own == capability or suffix != "a" for own, _, suffix in known
-            if own[0] == capability[0] and own <= capability)  # fmt: skip
+    runs = (target == capability or suffix != "a" for target, _, suffix in targets
+            if target[0] == capability[0] and target <= capability)  # fmt: skip
     if any(runs):
         return ok(check, f"compute capability {version}, for which TensorFlow has code")
     text = f"TensorFlow has no code for its compute capability {version}, only {', '.join(built)}"
@@ -84,7 +84,7 @@ def check_capability(name: str, capability: tuple[int, int], built: Sequence[str
         f"use a TensorFlow that is built for {version} (as in NVIDIA's container "
         "nvcr.io/nvidia/tensorflow), or hide the GPU: export CUDA_VISIBLE_DEVICES=-1"
     )
-    if all(kind == "sm_" or suffix or own > capability for own, kind, suffix in known):
+    if all(kind == "sm_" or suffix or target > capability for target, kind, suffix in targets):
         return problem(check, text, remedy)
     if capability >= (12, 0):  # CUDA_ERROR_INVALID_PTX
         return problem(check, f"{text}, whose PTX fails on such GPUs", remedy)
@@ -118,7 +118,9 @@ def _slurm() -> Iterator[Finding]:
     except Exception as error:
         yield note(check, f"cannot read the variables of Slurm: {error}", remedy)
         return
-    tasks = "; ".join(f"{kind} {', '.join(each)}" for kind, each in cluster.as_dict().items())
+    tasks = "; ".join(
+        f"{kind} {', '.join(addresses)}" for kind, addresses in cluster.as_dict().items()
+    )
     text = f"this is {resolver.task_type} {resolver.task_id} of {tasks}"
     yield ok(check, f"{text}; on nodes without GPUs, pass it gpus_per_node and gpus_per_task")
     node = env.slurm_node()

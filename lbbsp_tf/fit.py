@@ -70,8 +70,8 @@ class BalancedFit(keras.callbacks.Callback):
             return  # a single worker with the user's own data
         checks.check_steps(self.params.get("steps"), order.steps_per_epoch)
         if self.active:
-            own = {"epochs": self.params["epochs"], "logs": int(self._adds_figures)}
-            facts = {**own, **agreement.facts_of(self.model)}
+            own_facts = {"epochs": self.params["epochs"], "logs": int(self._adds_figures)}
+            facts = {**own_facts, **agreement.facts_of(self.model)}
             self._training.begin(facts, partial(agreement.weights_of, self.model))
             self._scalars.begin_fit(running)
             self._add_figures()
@@ -82,7 +82,9 @@ class BalancedFit(keras.callbacks.Callback):
                 compat.build(self.model, self._input.pipeline.example)
         if self.active or self._checkpoints:
             # Keras calls it in this event already, after all others.
-            running[:] = [each for each in running if not isinstance(each, _AfterOthers)]
+            running[:] = [
+                callback for callback in running if not isinstance(callback, _AfterOthers)
+            ]
             running.append(_AfterOthers(self, self._checkpoints))
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
@@ -176,11 +178,11 @@ class BalancedFit(keras.callbacks.Callback):
         self, model: keras.Model, iterator: Nest, parts: PartsOfStep | None
     ) -> Callable[..., Nest]:
         """Returns a train function; where steps may share work it is traced, and does nothing."""
-        own, step = model.train_function, self._step
+        train_function, step = model.train_function, self._step
         with compat.replaced(model, "train_step", step), compat.replaced(step, "parts", parts):
             model.make_train_function(force=True)
             function: Callable[..., Nest] = model.train_function
-            model.train_function = own
+            model.train_function = train_function
             if len(self._training.sharing.ways_to_step) > 1 and not model.run_eagerly:
                 tf.function(function, autograph=False).get_concrete_function(iterator)
         return function

@@ -115,8 +115,8 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
         return (variable.numpy() for variable in self._shared() if variable.trainable)
 
     def _learning_rates(self) -> Settings:
-        rates = (each for each in self._shared() if "learning_rate" in each.name)
-        values = (float(f"{float(each.numpy()):.7g}") for each in rates)
+        rates = (variable for variable in self._shared() if "learning_rate" in variable.name)
+        values = (float(f"{float(rate.numpy()):.7g}") for rate in rates)
         return {f"learning rate of optimizer {k}": value for k, value in enumerate(values)}
 
     def _shared(self) -> list[tf.Variable]:
@@ -124,11 +124,15 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
         if self._graph is None:
             return []
         if self._found is None:
-            variables = {id(each.handle): each for each in self._graph.variables}  # in any order
+            variables = {  # in any order
+                id(variable.handle): variable for variable in self._graph.variables
+            }
             captured = [variables.get(id(outer)) for outer, _ in self._graph.captures]
             of_workers = tf.VariableSynchronization.ON_READ
-            found = [v for v in captured if v is not None and v.synchronization != of_workers]
-            self._found = found
+            shared_variables = [
+                v for v in captured if v is not None and v.synchronization != of_workers
+            ]
+            self._found = shared_variables
         return self._found
 
     def _epoch_alone(self) -> Iterator[Nest]:

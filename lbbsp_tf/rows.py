@@ -28,9 +28,9 @@ def slice_rows(tensor: Batch, begin: tf.Tensor, end: tf.Tensor) -> Batch:
     """Returns the rows ``begin .. end - 1``."""
     if not isinstance(tensor, tf.SparseTensor):
         return tensor[begin:end]
-    rest = tensor.dense_shape[1:]
-    start = tf.concat([[begin], tf.zeros_like(rest)], 0)
-    return tf.sparse.slice(tensor, start, tf.concat([[end - begin], rest], 0))
+    row_shape = tensor.dense_shape[1:]
+    start = tf.concat([[begin], tf.zeros_like(row_shape)], 0)
+    return tf.sparse.slice(tensor, start, tf.concat([[end - begin], row_shape], 0))
 
 
 def concatenate_rows(*tensors: Batch) -> Batch:

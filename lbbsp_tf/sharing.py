@@ -152,7 +152,7 @@ class Sharing:
             return f"{name} fails on a part of a batch: {error}"
         if part.applied > 1:
             return f"{name} applies gradients {part.applied} times"
-        names = [each.name for each in written if not (each.is_local or _SEED in each.name)]
+        names = [write.name for write in written if not (write.is_local or _SEED in write.name)]
         if names:
             return f"{name} assigns {', '.join(names)} besides the optimizer's apply"
         return None

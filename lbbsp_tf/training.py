@@ -106,7 +106,7 @@ class Training:
         self._step = BalancedStep(
             train_step,
             self.sessions,
-            [each.get_next for each in self.input.iterators],
+            [iterator.get_next for iterator in self.input.iterators],
             weighting,
             self._share_of_sample,
             compat.shared_global_seed(self.strategy),
@@ -169,19 +169,19 @@ class Training:
 
     def _prove(self, train_step: TrainStep) -> Weighting:
         batch, by_tokens = self.input.pipeline.first_samples(SAMPLES), self._weight_by == "mask"
-        found = prove(train_step, self.strategy, batch, by_tokens=by_tokens)
-        problem = found.problem if isinstance(found, Refusal) else None
+        verdict = prove(train_step, self.strategy, batch, by_tokens=by_tokens)
+        problem = verdict.problem if isinstance(verdict, Refusal) else None
         # Processors round differently, and so may the figures in the reasons to refuse.
         if self._leader.any_worker(problem is None):
-            outcome = repr(found) if problem is None else f"refused ({problem})"
+            outcome = repr(verdict) if problem is None else f"refused ({problem})"
             handshake.compare(self._leader.collectives, {"weighting of the loss": outcome})
-        if isinstance(found, Refusal):
+        if isinstance(verdict, Refusal):
             raise ValueError(
-                f"{found.problem}, so unequal batches would not learn what one process learns: "
-                f'{found.remedy}; or accept this with LoadBalancer(..., weight_by="samples")'
+                f"{verdict.problem}, so unequal batches would not learn what one process learns: "
+                f'{verdict.remedy}; or accept this with LoadBalancer(..., weight_by="samples")'
             )
-        logger.debug("weighting of the loss: %s", found)
-        return found
+        logger.debug("weighting of the loss: %s", verdict)
+        return verdict
 
     def _compare_with_one_process(self) -> None:
         """Compares a weighted step on unequal batches with the whole batch in one process."""

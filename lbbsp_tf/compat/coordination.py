@@ -63,18 +63,18 @@ def let_sigterm_end() -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def tell_of_failure(who: str) -> None:
+def tell_of_failure(worker: str) -> None:
     """Ends the collectives of all other workers with an error; this one must have met them."""
     with contextlib.suppress(tf.errors.OpError):
-        context.context().report_error_to_cluster(tf.errors.ABORTED, f"{who} {FAILED}")
+        context.context().report_error_to_cluster(tf.errors.ABORTED, f"{worker} {FAILED}")
 
 
 def lost_worker(error: BaseException | None, name: Callable[[str, int], str]) -> str | None:
     """Returns why, or for which worker, a collective has failed; None if that is unknown."""
     if not isinstance(error, tf.errors.OpError):
         return None
-    if told := re.search(rf"worker \d+ \(\S+\) {FAILED}", str(error)):
-        return told[0]
+    if match := re.search(rf"worker \d+ \(\S+\) {FAILED}", str(error)):
+        return match[0]
     if "incompatible device type" in str(error):  # in the first variable of a strategy's scope
         return f"workers have devices of different types: {DEVICES_REMEDY}"
     unreached = re.search(r"remote target /job:(\w+)/replica:\d+/task:(\d+)", str(error))
@@ -97,10 +97,10 @@ def _with_comparison(
     create: Method, extended: Any, replica_id: int, device: str, primary_var: Any, **options: Any
 ) -> Callable[[], Any]:
     if not replica_id and extended._num_workers > 1 and "initial_value" in options:
-        given = options["initial_value"]
+        initial_value = options["initial_value"]
 
         def compared() -> Any:
-            value = given() if callable(given) else given
+            value = initial_value() if callable(initial_value) else initial_value
             _compare(extended, options.get("name"), value, options.get("dtype"))
             return value
 
@@ -111,14 +111,16 @@ def _with_comparison(
 
     @functools.wraps(create_value)
     def explained() -> Any:
-        with current_activity().during(Activity.MEETING), explained_by_variables(own=1):
+        with current_activity().during(Activity.MEETING), explained_by_variables(own_variables=1):
             return create_value()
 
     return explained
 
 
 @contextlib.contextmanager
-def explained_by_variables(own: int = 0) -> Iterator[None]:  # 1 if this worker creates one
+def explained_by_variables(
+    own_variables: int = 0,  # 1 if this worker creates one
+) -> Iterator[None]:
     """Replaces an error of a collective by one that names the variables that differ, if any do."""
     try:
         yield
@@ -127,15 +129,15 @@ def explained_by_variables(own: int = 0) -> Iterator[None]:  # 1 if this worker 
             raise
         failed = FAILED in str(error)  # that worker may have created fewer variables
         rank, workers = _job[0]
-        number = len(_created) - own
-        mine = _created[number] if own and _created else None
+        number = len(_created) - own_variables
+        own_text = _created[number] if own_variables and _created else None
         with contextlib.suppress(tf.errors.OpError):  # of a service that has gone with worker 0
             for other in range(workers):
-                theirs = None if other == rank else service.wait_for(_key(other, number), 500)
-                if theirs not in (None, mine) and not (failed and mine is None):
-                    raise _difference(number, {other: theirs, rank: mine}) from error
-                if theirs is None and mine is not None and other == 0 < rank and not failed:
-                    raise _difference(number, {0: None, rank: mine}) from error
+                text = None if other == rank else service.wait_for(_key(other, number), 500)
+                if text not in (None, own_text) and not (failed and own_text is None):
+                    raise _difference(number, {other: text, rank: own_text}) from error
+                if text is None and own_text is not None and other == 0 < rank and not failed:
+                    raise _difference(number, {0: None, rank: own_text}) from error
         raise
 
 

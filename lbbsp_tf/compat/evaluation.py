@@ -145,8 +145,8 @@ def split_rows(dataset: tf.data.Dataset, places: Sequence[int], replicas: int) -
 def rows_of(batch: Nest, place: int, replicas: int) -> ReplicaRows:
     """Returns the rows of replica `place`, in [0, replicas), of a batch."""
     leaves = tf.nest.flatten(batch)
-    total, *others = [count_rows(leaf) for leaf in leaves if has_rows(leaf)]
-    for other in others:
+    total, *counts = [count_rows(leaf) for leaf in leaves if has_rows(leaf)]
+    for other in counts:
         tf.debugging.assert_equal(other, total, "all arrays of a batch must have the same length")
     start, stop = total * place // replicas, total * (place + 1) // replicas
     length = tf.maximum(stop - start, 1)  # if there are none, a row that will be discarded
@@ -193,9 +193,9 @@ class TestStep:
         def scalar(value: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, Nest]:
             kind = next(kinds, Kind.MEAN)
             if kind in (Kind.SUM, Kind.SUM_AND_REGULARISERS):
-                own = regularisation(self._model) if kind == Kind.SUM_AND_REGULARISERS else 0.0
-                own = tf.cast(own, value.dtype)
-                value = (value - own) / tf.cast(divisor, value.dtype) + own
+                constant = regularisation(self._model) if kind == Kind.SUM_AND_REGULARISERS else 0.0
+                constant = tf.cast(constant, value.dtype)
+                value = (value - constant) / tf.cast(divisor, value.dtype) + constant
             return value, fraction if weight is None else weight
 
         with (

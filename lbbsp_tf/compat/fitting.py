@@ -49,7 +49,7 @@ def _build_from_local_batch(
 
 def _local_spec(spec: Nest) -> Nest:
     """Returns the structure of the first replica's batches."""
-    return keras.tree.map_structure(lambda each: getattr(each, "_value_specs", [each])[0], spec)
+    return keras.tree.map_structure(lambda leaf: getattr(leaf, "_value_specs", [leaf])[0], spec)
 
 
 def is_stock(model: keras.Model, *names: str) -> bool:
@@ -60,8 +60,8 @@ def is_stock(model: keras.Model, *names: str) -> bool:
 def is_of_keras(code: object) -> bool:
     """Returns whether a function, or an object and what it wraps, are of Keras."""
     wrapped = getattr(code, "_fn", None) or getattr(code, "fn", None)
-    own = code if hasattr(code, "__code__") else type(code)
-    return own.__module__.startswith("keras.") and (wrapped is None or is_of_keras(wrapped))
+    definition = code if hasattr(code, "__code__") else type(code)
+    return definition.__module__.startswith("keras.") and (wrapped is None or is_of_keras(wrapped))
 
 
 def require_targets(model: keras.Model, batch: Nest) -> None:
@@ -130,7 +130,7 @@ def _lines_without_display(
 def _split_of_arrays(split: Method, arrays: Nest, validation_split: float) -> Nest:
     """Replaces `train_validation_split`, by which `fit` divides its data."""
     data = tf.data.Dataset, tf.distribute.DistributedDataset
-    if any(isinstance(each, data) for each in arrays):
+    if any(isinstance(array, data) for array in arrays):
         raise ValueError(
             "fit divides arrays only: call balancer.dataset(..., validation_split="
             f"{validation_split}), and pass validation_data=balancer.validation_data to fit"

@@ -117,8 +117,10 @@ def with_results_of_all(train_step: Callable[[Nest], Nest]) -> Callable[[Nest], 
         is_scalar = tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating
         if handler is None or not is_scalar:
             return value
-        found, weight = handler(value, None)
-        return found if weight is None else tf.cast(mean_over_replicas(found, weight), value.dtype)
+        scalar, weight = handler(value, None)
+        return (
+            scalar if weight is None else tf.cast(mean_over_replicas(scalar, weight), value.dtype)
+        )
 
     return lambda batch: keras.tree.map_structure(of_all, train_step(batch))
 
@@ -126,10 +128,10 @@ def with_results_of_all(train_step: Callable[[Nest], Nest]) -> Callable[[Nest], 
 def take_whole_batches(model: keras.Model) -> None:
     """Prepares the metrics of a model that are written by hand for `whole_batches`."""
     for metric in model.metrics:
-        for each in metric.metrics if isinstance(metric, CompileMetrics) else [metric]:
-            if not (is_of_keras(each) or is_patched(each.update_state)):
-                object.__setattr__(each, "update_state", patched(_updating(each)))
-                _count_once(each, True)
+        for part in metric.metrics if isinstance(metric, CompileMetrics) else [metric]:
+            if not (is_of_keras(part) or is_patched(part.update_state)):
+                object.__setattr__(part, "update_state", patched(_updating(part)))
+                _count_once(part, True)
 
 
 def is_whole(variable: keras.Variable) -> bool:
@@ -150,19 +152,22 @@ def _updating(metric: keras.Metric) -> Method:
 
     @wraps(update)
     def update_state(*args: object, **options: object) -> None:
-        given, handler = (args, options), None
+        arguments, handler = (args, options), None
         share, run = whole_batches.value or (None, None)
         with whole_batches(None):  # metrics inside of it get the same
             if run is not None:
-                once = all(map(_is_small, keras.tree.flatten(given)))
+                once = all(map(_is_small, keras.tree.flatten(arguments)))
                 _count_once(metric, once)
                 if once:
-                    given = keras.tree.map_structure(partial(_of_all, share, run), given)
+                    arguments = keras.tree.map_structure(partial(_of_all, share, run), arguments)
                 else:
                     _warn_of(metric.name)
-                    handler = lambda value, own: (value, share if own is None else own)  # noqa: E731
+                    handler = lambda value, weight: (  # noqa: E731
+                        value,
+                        share if weight is None else weight,
+                    )
             with intercepted_scalars(handler):
-                update(*given[0], **given[1])
+                update(*arguments[0], **arguments[1])
 
     return update_state
 
@@ -181,11 +186,11 @@ def _of_all(share: tf.Tensor, run: Method, leaf: Nest) -> Nest:
         return mean_over_replicas(leaf, tf.cast(share, tf.float64))
     context = tf.distribute.get_replica_context()
     rows = leaf[: tf.where(share > 0, tf.shape(leaf)[0], 0)]  # else those of another replica
-    (found,) = run([rows], lambda parts: [context.all_gather(parts[0], 0)])
+    (all_rows,) = run([rows], lambda parts: [context.all_gather(parts[0], 0)])
     mask = get_keras_mask(leaf)
     if mask is not None:
-        set_keras_mask(found, tf.cast(_of_all(share, run, tf.cast(mask, tf.int32)), tf.bool))
-    return found
+        set_keras_mask(all_rows, tf.cast(_of_all(share, run, tf.cast(mask, tf.int32)), tf.bool))
+    return all_rows
 
 
 def _warn_of(name: str) -> None:

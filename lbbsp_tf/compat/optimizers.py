@@ -36,9 +36,9 @@ def _outermost_to_handler(
 
 _OWNERS = {  # classes of Keras that have a method of their own
     owner
-    for each in vars(keras.optimizers).values()
-    if isinstance(each, type) and issubclass(each, Optimizer)
-    for owner in each.__mro__
+    for kind in vars(keras.optimizers).values()
+    if isinstance(kind, type) and issubclass(kind, Optimizer)
+    for owner in kind.__mro__
     if "apply" in vars(owner)
 }
 _handler = PerThread(*((owner, "apply", _outermost_to_handler) for owner in _OWNERS))

@@ -76,12 +76,12 @@ def _category(
     uniform: Method, logits: tf.Tensor, count: Nest, *_: Nest, output_dtype: tf.DType, **__: Nest
 ) -> tf.Tensor:
     rows, kinds = tf.unstack(tf.shape(logits))
-    bounds = (tf.cast(each, output_dtype) for each in (0, kinds))
+    bounds = (tf.cast(bound, output_dtype) for bound in (0, kinds))
     return _integers(uniform, tf.stack([rows, count]), *bounds)
 
 
-def _truncated_normal(uniform: Method, shape: Nest, *given: Nest, **_: Nest) -> tf.Tensor:
-    mean, deviation, low, high = given[-4:]
+def _truncated_normal(uniform: Method, shape: Nest, *parameters: Nest, **_: Nest) -> tf.Tensor:
+    mean, deviation, low, high = parameters[-4:]
     noise = tf.cast(uniform(shape) - 0.5, mean.dtype)
     return tf.clip_by_value(mean + deviation * noise, low, high)
 
@@ -216,7 +216,7 @@ def _to_handler(
         weights = args[0] if args else kw.get("output_gradients")
         if weights is not None or current_graph() is not graph:
             return float("nan")
-        flat = [tf.cast(each, tf.float64) for each in keras.tree.flatten(target)]
+        flat = [tf.cast(tensor, tf.float64) for tensor in keras.tree.flatten(target)]
         return sum(map(tf.reduce_sum, flat))
 
     flat = keras.tree.flatten(sources)
@@ -325,7 +325,7 @@ class Switches:
         def chosen(condition: Nest, *args: Nest, **kwargs: Nest) -> Nest:
             condition = tf.convert_to_tensor(condition)  # it may be a variable
             if self._is_traced(condition) and condition.shape.rank == 0:
-                reads = any(each.type == "ReadVariableOp" for each in _origins(condition))
+                reads = any(operation.type == "ReadVariableOp" for operation in _origins(condition))
                 if reads and not self._is_of_samples(condition):
                     condition = condition ^ self._next()
             return original(condition, *args, **kwargs)
@@ -338,8 +338,8 @@ class Switches:
 
     def _is_of_samples(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor depends on an argument; that of an inner graph may be any."""
-        arguments = (each for each in _origins(tensor) if each.type == "Placeholder")
-        return any(each is not self._chosen.op for each in arguments)
+        arguments = (operation for operation in _origins(tensor) if operation.type == "Placeholder")
+        return any(argument is not self._chosen.op for argument in arguments)
 
     def _next(self) -> tf.Tensor:
         thread = threading.get_ident()
@@ -349,11 +349,11 @@ class Switches:
 
 def _origins(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     """Yields the operations that a tensor depends on, also those outside of an inner graph."""
-    waiting, seen = [tensor], set()
+    waiting, operations = [tensor], set()
     while waiting:
         tensor = waiting.pop()
-        if tf.is_symbolic_tensor(tensor) and tensor.op not in seen:
-            seen.add(operation := tensor.op)
+        if tf.is_symbolic_tensor(tensor) and tensor.op not in operations:
+            operations.add(operation := tensor.op)
             is_argument = operation.type == "Placeholder"
             captures = operation.graph.captures if is_argument else ()
             outer = [outer for outer, inner in captures if inner.op is operation]

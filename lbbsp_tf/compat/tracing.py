@@ -18,8 +18,8 @@ from lbbsp_tf.compat.values import Method, Nest, PerThread
 
 
 def _including(key: object, make: Method, scope_type: object = None) -> object:
-    found = make(scope_type)
-    return type(found)((found.context, key), found.scope_type)
+    context = make(scope_type)
+    return type(context)((context.context, key), context.scope_type)
 
 
 _traced_for = PerThread((function_context, "make_function_context", _including))
@@ -53,14 +53,17 @@ def attributes_kept(train_step: Callable[[Nest], Nest]) -> Iterator[None]:
     model = getattr(train_step, "__self__", None)
     layers = list(model._flatten_layers()) if isinstance(model, keras.Model) else []
     values = [value for layer in layers for value in vars(layer).values()]
-    dicts = [*map(vars, layers), *(each for each in values if issubclass(type(each), dict))]
-    lists = [each for each in values if issubclass(type(each), list)]
+    dicts = [
+        *map(vars, layers),
+        *(attribute for attribute in values if issubclass(type(attribute), dict)),
+    ]
+    lists = [attribute for attribute in values if issubclass(type(attribute), list)]
     before = [*map(dict, dicts)], [*map(list, lists)]
     try:
         yield
     finally:
-        for each, entries in zip(dicts, before[0], strict=True):
-            dict.update(each, entries)  # without Keras's tracking
-        for each, elements in zip(lists, before[1], strict=True):
-            if [*map(id, each)] != [*map(id, elements)]:
-                list.__setitem__(each, slice(None), elements)
+        for dictionary, entries in zip(dicts, before[0], strict=True):
+            dict.update(dictionary, entries)  # without Keras's tracking
+        for sequence, elements in zip(lists, before[1], strict=True):
+            if [*map(id, sequence)] != [*map(id, elements)]:
+                list.__setitem__(sequence, slice(None), elements)

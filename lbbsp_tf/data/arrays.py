@@ -135,10 +135,10 @@ class SparseColumn(Column):
         super().__init__(tensor.shape)
         with tf.device("/CPU:0"):
             tensor = tf.sparse.reorder(tensor)
-            rows, rest = tensor.indices[:, 0], tensor.indices[:, 1:]
+            rows, inner_places = tensor.indices[:, 0], tensor.indices[:, 1:]
             self._values, self._places = (
-                tf.RaggedTensor.from_value_rowids(each, rows, len(self))
-                for each in (tensor.values, rest)
+                tf.RaggedTensor.from_value_rowids(values, rows, len(self))
+                for values in (tensor.values, inner_places)
             )
 
     def pack(self, read: tf.Tensor) -> tf.SparseTensor:
@@ -163,22 +163,22 @@ class Arrays(Source):
         self, x: Nest, y: Nest = None, sample_weight: Nest = None, validation_split: float = 0.0
     ) -> None:
         require_fraction("validation_split", validation_split)
-        given = {"x": x, "y": y, "sample_weight": sample_weight}
+        arguments = {"x": x, "y": y, "sample_weight": sample_weight}
         packed = [
-            None if value is None else map_columns(name, value) for name, value in given.items()
+            None if value is None else map_columns(name, value) for name, value in arguments.items()
         ]
         self.structure = keras.utils.pack_x_y_sample_weight(*packed)
         self._columns: list[Column] = tf.nest.flatten(self.structure)
-        self.specs = [each.spec for each in self._columns]
-        lengths = {len(each) for each in self._columns}
+        self.specs = [column.spec for column in self._columns]
+        lengths = {len(column) for column in self._columns}
         if len(lengths) != 1:
             raise ValueError(
                 "x, y and sample_weight must have the same number of samples, got shapes "
-                f"{[each.shape for each in self._columns]}: a list of arrays is a list of inputs; "
-                "for samples of different length pass tf.ragged.constant(...)"
+                f"{[column.shape for column in self._columns]}: a list of arrays is a list of "
+                "inputs; for samples of different length pass tf.ragged.constant(...)"
             )
         (length,) = lengths
-        self.in_memory = all(each.in_memory for each in self._columns)
+        self.in_memory = all(column.in_memory for column in self._columns)
         self.num_samples = int(length * (1.0 - validation_split))
         self.validation_samples = length - self.num_samples
         if not self.num_samples:
@@ -192,33 +192,35 @@ class Arrays(Source):
         """Samples that are not trained on, as ``(x, y)`` or ``(x, y, sample_weight)``; or None."""
         if not self.validation_samples:
             return None
-        rest = tf.nest.map_structure(lambda each: each.tail(self.num_samples), self.structure)
-        return rest if isinstance(rest, tuple) else (rest,)
+        samples = tf.nest.map_structure(
+            lambda column: column.tail(self.num_samples), self.structure
+        )
+        return samples if isinstance(samples, tuple) else (samples,)
 
     def rows(self, index: Indices) -> list[Array]:
         """Reads samples of each column."""
-        return [each.read(index) for each in self._columns]
+        return [column.read(index) for column in self._columns]
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> Nest:
         """Returns the batch of what was read."""
-        packed = [each.pack(read) for each, read in zip(self._columns, tensors, strict=True)]
+        packed = [column.pack(read) for column, read in zip(self._columns, tensors, strict=True)]
         return tf.nest.pack_sequence_as(self.structure, packed)
 
 
 def map_columns(name: str, value: Nest) -> Nest:
     """Makes a column of each array in a nest; lists of arrays become tuples."""
     if isinstance(value, Mapping):
-        return {key: map_columns(f"{name}[{key!r}]", each) for key, each in value.items()}
-    if isinstance(value, list) and value and all(isinstance(each, _SCALARS) for each in value):
+        return {key: map_columns(f"{name}[{key!r}]", part) for key, part in value.items()}
+    if isinstance(value, list) and value and all(isinstance(entry, _SCALARS) for entry in value):
         is_text = isinstance(value[0], _TEXT)
         return _column(name, np.array(value, dtype=object if is_text else None))
     if isinstance(value, (list, tuple)) and value:
-        if all(isinstance(each, list) for each in value):
+        if all(isinstance(entry, list) for entry in value):
             raise ValueError(
                 f"{name} must be arrays, got a list of lists: pass np.asarray({name}), or "
                 f"tf.ragged.constant({name}) if the lists have different lengths"
             )
-        parts = [map_columns(f"{name}[{i}]", each) for i, each in enumerate(value)]
+        parts = [map_columns(f"{name}[{i}]", part) for i, part in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return _column(name, value)
 

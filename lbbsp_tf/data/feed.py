@@ -217,8 +217,8 @@ class TrainingInput:
 
 def _of_training(work: npt.ArrayLike | None, source: Source) -> npt.ArrayLike | None:
     """Returns the work of the samples that are not kept for validation."""
-    given = source.num_samples + source.validation_samples
-    if work is None or source.by_batch or np.shape(work) != (given,):
+    total = source.num_samples + source.validation_samples
+    if work is None or source.by_batch or np.shape(work) != (total,):
         return work
     return np.asarray(work)[: source.num_samples]
 

@@ -38,13 +38,15 @@ class Items(Source):
         self._sample = self.structure = as_sample(first)
         self._types = list(map(type_of, tf.nest.flatten(self._sample)))
         leaves = zip(*map(self._leaves, samples, probes), strict=True)
-        self._shapes = [_common_shape({leaf.shape for leaf in each}, any_length) for each in leaves]
+        self._shapes = [
+            _common_shape({leaf.shape for leaf in column}, any_length) for column in leaves
+        ]
         self.specs = [
             tf.TensorSpec([None, *shape], kind)
             for shape, kind in zip(self._shapes, self._types, strict=True)
         ]
         if any(None in shape for shape in self._shapes):
-            self.specs += [tf.TensorSpec([None, len(each)], tf.int64) for each in self._shapes]
+            self.specs += [tf.TensorSpec([None, len(shape)], tf.int64) for shape in self._shapes]
             self.structure = tuple(self.specs)
             self.restore = self._crop
 
@@ -56,7 +58,7 @@ class Items(Source):
             for leaves, shape in zip(samples, self._shapes, strict=True)
         ]
         if self.restore is not None:
-            rows += [np.array([leaf.shape for leaf in each], np.int64) for each in samples]
+            rows += [np.array([leaf.shape for leaf in leaves], np.int64) for leaves in samples]
         return rows
 
     def _get(self, index: Indices) -> list[Nest]:
@@ -90,8 +92,8 @@ class Items(Source):
         """Removes the padding from a sample."""
         count = len(self._shapes)
         cropped = [
-            tf.ensure_shape(tf.slice(value, tf.zeros_like(own), own), shape)
-            for value, own, shape in zip(leaves[:count], leaves[count:], self._shapes, strict=True)
+            tf.ensure_shape(tf.slice(value, tf.zeros_like(size), size), shape)
+            for value, size, shape in zip(leaves[:count], leaves[count:], self._shapes, strict=True)
         ]
         return tf.nest.pack_sequence_as(self._sample, cropped)
 
@@ -99,7 +101,7 @@ class Items(Source):
 def as_sample(value: Nest) -> Nest:
     """Converts a sample to a nest of arrays: tuples and dicts of them; lists are arrays."""
     if isinstance(value, Mapping):
-        return {key: as_sample(each) for key, each in value.items()}
+        return {key: as_sample(part) for key, part in value.items()}
     if isinstance(value, tuple) or (isinstance(value, list) and any(map(_is_array, value))):
         return tuple(map(as_sample, value))
     if value is None:
@@ -115,10 +117,10 @@ def _common_shape(shapes: set[tuple[int, ...]], any_length: bool) -> tuple[int |
     """Returns the shape of leaves whose dimensions may differ."""
     if len({len(shape) for shape in shapes}) != 1:
         raise ValueError(f"samples must have the same number of axes, got shapes {sorted(shapes)}")
-    sizes = [set(each) for each in zip(*shapes, strict=True)]
+    sizes = [set(lengths) for lengths in zip(*shapes, strict=True)]
     if any_length and len(sizes) == 1:
         return (None,)
-    return tuple(each.pop() if len(each) == 1 else None for each in sizes)
+    return tuple(lengths.pop() if len(lengths) == 1 else None for lengths in sizes)
 
 
 def _stacked(leaves: Sequence[Array], index: Indices, shape: tuple[int | None, ...]) -> Array:
@@ -165,12 +167,12 @@ class Batches(Source):
         self.structure = first = as_batch(batches[0])
         last = as_batch(batches[number - 1]) if number > 1 else first
         self.specs = list(map(spec_of, tf.nest.flatten(first)))
-        rest = len(tf.nest.flatten(last)[0])
+        last_size = len(tf.nest.flatten(last)[0])
         if number > 1:
             self._check_size(0, first, global_batch_size)
-        if rest > global_batch_size:
+        if last_size > global_batch_size:
             self._check_size(number - 1, last, global_batch_size)
-        self.num_samples = (number - 1) * global_batch_size + rest
+        self.num_samples = (number - 1) * global_batch_size + last_size
         # Whether the data set does something between passes.
         self._has_hooks = any(
             getattr(type(batches), hook) is not getattr(PyDataset, hook)
@@ -243,9 +245,9 @@ class Batches(Source):
 def as_batch(value: Nest) -> Nest:
     """Converts an item of a `PyDataset` to a nest of arrays; lists are tuples."""
     if isinstance(value, Mapping):
-        return {key: as_batch(each) for key, each in value.items()}
+        return {key: as_batch(part) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return tuple(as_batch(each) for each in value if each is not None)
+        return tuple(as_batch(part) for part in value if part is not None)
     return string_bytes(np.asarray(value))
 
 

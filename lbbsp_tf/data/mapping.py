@@ -76,7 +76,7 @@ def _batched(results: tf.data.Dataset, size: tf.Tensor, padded: bool | None) -> 
 
     def with_shapes(*sample: Nest) -> tuple[Nest, tuple[tf.Tensor, ...]]:
         leaves = tf.nest.flatten(sample)
-        shapes = tuple(tf.shape(each) for each in leaves if _varies(tf.type_spec_from_value(each)))
+        shapes = tuple(tf.shape(leaf) for leaf in leaves if _varies(tf.type_spec_from_value(leaf)))
         return unpacked(spec)(*sample), shapes
 
     batch, shapes = results.map(with_shapes).padded_batch(size).get_single_element()

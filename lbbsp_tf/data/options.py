@@ -94,7 +94,7 @@ class InputOptions:
             "its samples have no numbers; pass arrays, or an object with __len__ and __getitem__ "
             "whose items are samples"
         )
-        for name, given, remedy in (
+        for name, argument, remedy in (
             ("y", self.y, by_items),
             ("sample_weight", self.sample_weight, by_items),
             ("validation_split", self.validation_split or None, by_split),
@@ -102,7 +102,7 @@ class InputOptions:
             ("seed", self.seed, by_shuffle),
             ("work", self.work, by_numbers),
         ):
-            if given is not None:
+            if argument is not None:
                 raise ValueError(f"{name} must not be given for a tf.data.Dataset: {remedy}")
 
 

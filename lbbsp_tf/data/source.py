@@ -130,7 +130,7 @@ def digests_of(samples: Nest) -> list[Digest]:
 def _as_numbers(values: Array) -> Array:
     """Replaces texts by their hashes, and complex numbers by pairs."""
     if values.dtype.kind in "OSU":
-        hashes = [zlib.crc32(each) for each in string_bytes(values).flat]
+        hashes = [zlib.crc32(text) for text in string_bytes(values).flat]
         return np.reshape(hashes, values.shape).astype(np.float64)
     return values.view(values.real.dtype) if values.dtype.kind == "c" else values
 
@@ -179,9 +179,9 @@ class SharedReads:
         """Returns what was read for a step, and forgets it when all replicas have asked for it."""
         with self._lock:
             is_first = step not in self._reads
-            future, asked = self._reads.setdefault(step, (Future(), []))
-            asked.append(None)
-            if len(asked) == self.replicas:
+            future, requests = self._reads.setdefault(step, (Future(), []))
+            requests.append(None)
+            if len(requests) == self.replicas:
                 del self._reads[step]
         if is_first:
             try:

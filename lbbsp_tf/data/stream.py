@@ -61,11 +61,11 @@ class BatchIterator(SwitchingIterator):
         if config.is_op_determinism_enabled():  # which forbids to read the clock
             return super().get_next()
         with tf.device("/CPU:0"):
-            asked = tf.timestamp()
-            with tf.control_dependencies([asked]):
+            start = tf.timestamp()
+            with tf.control_dependencies([start]):
                 batch = super().get_next()
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-                self.waited.assign_add(tf.timestamp() - asked)
+                self.waited.assign_add(tf.timestamp() - start)
         return batch
 
 
@@ -133,11 +133,11 @@ class Stream(Source):
         self._dataset = dataset.with_options(in_order)
         self.records: Fingerprints = Fingerprints()
         spec = tf.nest.flatten(dataset.element_spec)
-        shapes = [each.shape[1:] if self._batched else each.shape for each in spec]
+        shapes = [leaf.shape[1:] if self._batched else leaf.shape for leaf in spec]
         # Then what a pass holds depends on all that was read before, and cannot be continued.
         self.is_reshuffled = self._endless or _is_reshuffled(dataset)
         self._varies = not all(shape.is_fully_defined() for shape in shapes)
-        self._dense = all(isinstance(each, tf.TensorSpec) for each in spec)
+        self._dense = all(isinstance(leaf, tf.TensorSpec) for leaf in spec)
         self.restore = unpacked(dataset.element_spec) if self._varies and self._dense else None
         passes = self._passes()
         self.structure = passes.element_spec.batch
@@ -157,7 +157,7 @@ class Stream(Source):
         return self._rows(self._first, index)
 
     def _rows(self, batch: Nest, samples: Indices) -> list[Array]:
-        first, last = (int(each) % self._size for each in samples[[0, -1]])
+        first, last = (int(number) % self._size for number in samples[[0, -1]])
         kept = tf.nest.map_structure(lambda leaf: slice_rows(leaf, first, last + 1), batch)
         return [leaf.numpy() for leaf in tf.nest.flatten(kept, expand_composites=True)]
 
@@ -176,11 +176,11 @@ class Stream(Source):
         place = 0 if self._endless else draw.place
         if draw.step != self._at and (place or self._ahead is None):
             self._open(place)
-        found, self._ahead, self._at = self._ahead or self._next(), None, draw.step + 1
+        records, self._ahead, self._at = self._ahead or self._next(), None, draw.step + 1
         if not self._endless:
-            self._check(draw.place * self._size, found)
-        self.records.add(draw.step, found.fingerprint.numpy().tobytes())
-        return found.batch
+            self._check(draw.place * self._size, records)
+        self.records.add(draw.step, records.fingerprint.numpy().tobytes())
+        return records.batch
 
     def _open(self, place: int) -> None:
         """Opens the passes, from a global batch of the first one on."""
@@ -221,15 +221,18 @@ class Stream(Source):
     def _check(self, start: int, records: _Records) -> None:
         """Checks a global batch whose first sample must be `start`."""
         expected = min(self._size, self.num_samples - start)
-        found, rows = int(records.position) * self._size, int(count_rows(first_leaf(records.batch)))
-        if found < start or rows < expected:
-            count = start + (rows if found == start else 0)
+        position, rows = (
+            int(records.position) * self._size,
+            int(count_rows(first_leaf(records.batch))),
+        )
+        if position < start or rows < expected:
+            count = start + (rows if position == start else 0)
             raise ValueError(
                 f"the tf.data.Dataset ended after {count} of {self.num_samples} samples: "
                 "pass the right num_samples= to balancer.dataset(...)"
             )
         is_last = start + expected == self.num_samples
-        if found > start or rows > expected or (is_last and not records.may_be_last):
+        if position > start or rows > expected or (is_last and not records.may_be_last):
             raise ValueError(
                 f"the tf.data.Dataset has more than {self.num_samples} samples: pass the right "
                 "num_samples= to balancer.dataset(...), or leave samples out by take(...)"
@@ -272,10 +275,10 @@ def _count_batched(dataset: tf.data.Dataset, batches: int) -> tuple[int | None, 
     if "Batch" in name:
         size = int(inputs[0].cardinality())
         return (size, True) if size >= 0 else (None, False)
-    found = {_count_batched(each, batches) for each in inputs}
-    if len(found) != 1 or (len(inputs) > 1 and name != "_ZipDataset"):
+    counts = {_count_batched(source, batches) for source in inputs}
+    if len(counts) != 1 or (len(inputs) > 1 and name != "_ZipDataset"):
         return None, False
-    (counted, is_certain), *_ = found
+    (counted, is_certain), *_ = counts
     return counted, is_certain and "Map" not in name and "Scan" not in name
 
 
@@ -295,14 +298,14 @@ def _says_batched(dataset: tf.data.Dataset) -> bool | None:
         return None
     if name == "_DirectedInterleaveDataset":
         inputs = inputs[1:]  # the first one selects among the others
-    said = {_says_batched(each) for each in inputs}
+    said = {_says_batched(source) for source in inputs}
     return said.pop() if len(said) == 1 else None
 
 
 def _is_reshuffled(dataset: tf.data.Dataset) -> bool:
     """Returns whether a data set has a new order in each pass."""
-    own = getattr(dataset, "_reshuffle_each_iteration", False)
-    return bool(own) or any(_is_reshuffled(each) for each in dataset._inputs())
+    setting = getattr(dataset, "_reshuffle_each_iteration", False)
+    return bool(setting) or any(_is_reshuffled(source) for source in dataset._inputs())
 
 
 def _refuse_nested(dataset: tf.data.Dataset) -> None:

@@ -51,17 +51,17 @@ def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
     collectives = mirrored_collectives(model.distribute_strategy)
     handshake.compare(collectives, {"names of logs": " ".join(numbers)})
     metrics = _updated_metrics(model)
-    own = {name: value for name, value in numbers.items() if name not in metrics}
+    other_numbers = {name: value for name, value in numbers.items() if name not in metrics}
     rows = compat.last_rows(model)  # of the first replica: a short batch may have none for those
-    weight = rows if any(each for (each,) in collectives.all_gather([rows])) else 1
-    means = weighted_mean(collectives, list(own.values()), weight)
+    weight = rows if any(count for (count,) in collectives.all_gather([rows])) else 1
+    means = weighted_mean(collectives, list(other_numbers.values()), weight)
     of_metrics = {name: metrics[name] for name in numbers if name in metrics}
-    return {**logs, **of_metrics, **dict(zip(own, means, strict=True))}
+    return {**logs, **of_metrics, **dict(zip(other_numbers, means, strict=True))}
 
 
 def check_evaluated(session: WorkerSession, samples: Iterable[Nest]) -> None:
     """Raises unless all workers have evaluated, or predicted, the same samples; a collective."""
-    digests = [digest for each in samples for digest in digests_of(each)]
+    digests = [digest for batch in samples for digest in digests_of(batch)]
     digests += [Digest(0.0, 0.0)] * _COMPARED  # their numbers may differ, too
     check_samples(session.collectives, digests[:_COMPARED], _EVALUATED)
 
@@ -115,7 +115,9 @@ def weights_of(model: keras.Model) -> Iterator[Array]:
 
 def check_learning_rates(model: keras.Model, collectives: Collectives) -> None:
     """Raises unless all workers start with the same learning rates; a collective."""
-    rates = (keras.ops.convert_to_numpy(each.learning_rate) for each in optimizers_of(model))
+    rates = (
+        keras.ops.convert_to_numpy(optimizer.learning_rate) for optimizer in optimizers_of(model)
+    )
     text = ", ".join(f"{float(rate):.7g}" for rate in rates)
     handshake.compare(collectives, {"learning rate": text})
 
@@ -133,8 +135,8 @@ def check_models(model: keras.Model, collectives: Collectives) -> None:
         values = [row[column] for row in rows]
         if name == _WEIGHTS:
             digests = [Digest.from_integer(value) for value in values]
-            values = [next(i for i, first in enumerate(digests) if first.is_close(each))
-                      for each in digests]  # fmt: skip
+            values = [next(i for i, first in enumerate(digests) if first.is_close(digest))
+                      for digest in digests]  # fmt: skip
         groups = [
             "worker" + "s" * (len(ranks) > 1) + " " + ", ".join(map(str, ranks))
             for value in dict.fromkeys(values)
@@ -159,10 +161,10 @@ def model_facts(model: keras.Model) -> dict[str, int]:
 def _described_code(code: CodeType) -> str:
     """Returns a text for the code of a function, without its file."""
     constants = [
-        _described_code(each)
-        if isinstance(each, CodeType)  # or a set, whose order differs between processes
-        else repr(sorted(map(repr, each)) if isinstance(each, frozenset) else each)
-        for each in code.co_consts
+        _described_code(constant)
+        if isinstance(constant, CodeType)  # or a set, whose order differs between processes
+        else repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+        for constant in code.co_consts
     ]
     return f"{code.co_code.hex()} {code.co_names} {', '.join(constants)}"
 
@@ -221,25 +223,31 @@ def optimizers_of(model: keras.Model) -> Iterable[keras.optimizers.Optimizer]:
     They are attributes, or in lists or dictionaries.
     """
     # A MultiOptimizer has no learning rate of its own.
-    held = (one for layer in model._flatten_layers() for one in _optimizers_in(layer))
-    all_held = (each for one in held for each in getattr(one, "optimizers", ()) or [one])
-    return {id(each): each for each in all_held}.values()
+    held = (optimizer for layer in model._flatten_layers() for optimizer in _optimizers_in(layer))
+    all_held = (
+        inner for optimizer in held for inner in getattr(optimizer, "optimizers", ()) or [optimizer]
+    )
+    return {id(optimizer): optimizer for optimizer in all_held}.values()
 
 
 def not_found(
     applied: Iterable[keras.optimizers.Optimizer], model: keras.Model
 ) -> list[keras.optimizers.Optimizer]:
     """Returns those of the applied optimizers that `optimizers_of` and their wrappers lack."""
-    found = [*optimizers_of(model)]
-    known = {id(each) for one in found for each in (one, *_optimizers_in(one))}
-    return [each for each in applied if id(each) not in known]
+    optimizers = [*optimizers_of(model)]
+    ids = {
+        id(inner) for optimizer in optimizers for inner in (optimizer, *_optimizers_in(optimizer))
+    }
+    return [optimizer for optimizer in applied if id(optimizer) not in ids]
 
 
 def _optimizers_in(owner: object) -> Iterator[keras.optimizers.Optimizer]:
     for value in vars(owner).values():
         held = value.values() if isinstance(value, Mapping) else value
         items = held if isinstance(held, list | tuple | ValuesView) else [held]
-        yield from (each for each in items if isinstance(each, keras.optimizers.Optimizer))
+        yield from (
+            optimizer for optimizer in items if isinstance(optimizer, keras.optimizers.Optimizer)
+        )
 
 
 def _crc32(variables: Iterable[object]) -> int:

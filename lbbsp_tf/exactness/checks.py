@@ -48,8 +48,8 @@ def _oldest_keras() -> str:
         required = metadata.requires("lbbsp") or ()
     except metadata.PackageNotFoundError:
         required = ()
-    found = (re.match(r"keras\b(?!-)[^;]*>=([\d.]+)", each) for each in required)
-    return min((each[1] for each in found if each), key=_numbers, default="0")
+    matches = (re.match(r"keras\b(?!-)[^;]*>=([\d.]+)", requirement) for requirement in required)
+    return min((match[1] for match in matches if match), key=_numbers, default="0")
 
 
 def _numbers(version: str) -> list[int]:
@@ -128,11 +128,11 @@ def check_callbacks(
             )
 
 
-def check_steps(given: int | None, steps_per_epoch: int) -> None:
+def check_steps(steps: int | None, steps_per_epoch: int) -> None:
     """Raises an error unless `fit` was given the balancer's own ``steps_per_epoch``."""
-    if given != steps_per_epoch:
+    if steps != steps_per_epoch:
         raise ValueError(
-            f"steps_per_epoch must be balancer.steps_per_epoch = {steps_per_epoch}, got {given!r}: "
+            f"steps_per_epoch must be balancer.steps_per_epoch = {steps_per_epoch}, got {steps!r}: "
             "leave steps_per_epoch out"
         )
 
@@ -176,8 +176,8 @@ def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
                 f"layer {layer.name!r} is stateful, which fixes the size of a batch, but the sizes "
                 "of workers change from step to step: build it with stateful=False"
             )
-    found = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
-    if any(layer.trainable and not layer.synchronized for layer in found):
+    batch_norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+    if any(layer.trainable and not layer.synchronized for layer in batch_norms):
         logger.warning(
             "BatchNormalization normalises each worker's batch separately, so that the result "
             "depends on how the batch is split: call lbbsp_tf.synchronize_batch_norm(model), or "

@@ -39,43 +39,43 @@ def assigned_from_samples(splits: Sequence[Split], *, tolerance: float) -> list[
     return sorted(names)
 
 
-def _differ(one: Written, other: Written, tolerance: float) -> bool:
+def _differ(whole: Written, other: Written, tolerance: float) -> bool:
     try:
-        epsilon = float(ml_dtypes.finfo(one.after.dtype).eps)
+        epsilon = float(ml_dtypes.finfo(whole.after.dtype).eps)
     except ValueError:  # no floating-point numbers
-        return not np.array_equal(one.after, other.after)
-    if np.array_equal(one.after, other.after, equal_nan=True):
+        return not np.array_equal(whole.after, other.after)
+    if np.array_equal(whole.after, other.after, equal_nan=True):
         return False
-    before, after, others = (np.float64(a) for a in (one.before, one.after, other.after))
+    before, after, other_after = (np.float64(a) for a in (whole.before, whole.after, other.after))
     change = np.abs(after - before).max()
     rounding = 8 * epsilon * max(np.abs(before).max(), np.abs(after).max())
-    return not np.abs(after - others).max() <= max(tolerance * change, rounding)
+    return not np.abs(after - other_after).max() <= max(tolerance * change, rounding)
 
 
 def factors_of_logged(
-    alone: Sequence[Split], seen: Sequence[Split], replicas: int, *, tolerance: float
+    alone: Sequence[Split], splits: Sequence[Split], replicas: int, *, tolerance: float
 ) -> tuple[float | None, ...]:
     """Returns how the scalars that a train step logs on each worker make up that of all samples.
 
     A sum over samples consists of parts that add up and of a constant c, such as regularisers. N
     workers, each with its own samples, log ``v_1 + ... + v_N = v - c + N c``, where v is what one
-    of them would log of all samples: `alone`, as one process. In `seen`, the step sees what it will
-    see. The factors are those of the sum over workers; None is for what is no sum.
+    of them would log of all samples: `alone`, as one process. In `splits`, the step sees what it
+    will see. The factors are those of the sum over workers; None is for what is no sum.
     """
     workers = max(2, replicas)  # with a single one, nothing would be shown
     agree = []  # of each split, for each factor and number
-    for one, split in zip(alone, seen, strict=True):
-        expected = np.array(one.whole.scalars)
+    for split_alone, split in zip(alone, splits, strict=True):
+        expected = np.array(split_alone.whole.scalars)
         value, first, second = split.values("scalars")
         constant = first + second - value
         total = value - constant + workers * constant
         scale = np.abs([expected, first, second]).max(axis=0)
-        found = np.stack([split.mean_of(first, second), total, total / workers])
-        agree.append(np.abs(found - expected) <= tolerance * scale)
+        candidates = np.stack([split.mean_of(first, second), total, total / workers])
+        agree.append(np.abs(candidates - expected) <= tolerance * scale)
     factors = (None, 1.0, 1 / workers)
     return tuple(
-        next((factor for factor, holds in zip(factors, each, strict=True) if holds), None)
-        for each in np.all(agree, axis=0).T
+        next((factor for factor, holds in zip(factors, verdicts, strict=True) if holds), None)
+        for verdicts in np.all(agree, axis=0).T
     )
 
 
@@ -122,8 +122,8 @@ def _kinds(
         whole, first, second = numbers = split.values(name)
         scale = np.abs(numbers).max(axis=0)
         both = first + second
-        found = np.stack([split.mean_of(first, second), both, both - constant])
-        errors.append(np.abs(found - whole) / np.where(scale > 0, scale, 1.0))
+        candidates = np.stack([split.mean_of(first, second), both, both - constant])
+        errors.append(np.abs(candidates - whole) / np.where(scale > 0, scale, 1.0))
     worst = np.max(errors, axis=0)  # of each kind and number
     best = np.where(worst.min(axis=0) <= tolerance, worst.argmin(axis=0), Kind.OTHER)
     return [Kind(kind) for kind in best]

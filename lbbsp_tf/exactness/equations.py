@@ -46,16 +46,17 @@ class Equations:
             self._compared[k].repeats(self._whole[k], again.sketches[k]) for k in self._calls
         )
 
-    def shared(self, seen: Split, replicas: int) -> list[bool] | None:
+    def shared(self, split: Split, replicas: int) -> list[bool] | None:
         """Returns which gradients all replicas share, in a step that sees all of them.
 
         Such a step divides what is not shared by their number, but no sum over samples. None if
         this one does something else.
         """
-        whole, constants, sketches = self._whole, self._constants, seen.whole.sketches
+        whole, constants, sketches = self._whole, self._constants, split.whole.sketches
         shared = [self.common[k] and np.array_equal(whole[k], sketches[k]) for k in self._calls]
         divides = all(
-            shared[k] or self._compared[k].agree(seen.sum(k) - sketches[k], constants[k] / replicas)
+            shared[k]
+            or self._compared[k].agree(split.sum(k) - sketches[k], constants[k] / replicas)
             for k in self._calls
         )
         return shared if divides else None

@@ -89,7 +89,7 @@ class Probe:
         before = [variable.read_value() for variable in self._written]
         written = []
         try:
-            found = self._function(*map(tf.constant, scalars, self._signature))
+            result = self._function(*map(tf.constant, scalars, self._signature))
         finally:
             for variable, value in zip(self._written, before, strict=True):
                 is_local = variable.synchronization == tf.VariableSynchronization.ON_READ
@@ -97,13 +97,13 @@ class Probe:
                 after = variable.read_value().numpy()
                 written.append(Written(name, is_local, value.numpy(), after))
                 variable.assign(value)
-        return tf.nest.map_structure(lambda t: t.numpy().astype(np.float64), found), written
+        return tf.nest.map_structure(lambda t: t.numpy().astype(np.float64), result), written
 
 
-def deviation(found: Sketch, expected: Sketch) -> float:
+def deviation(sketch: Sketch, expected: Sketch) -> float:
     """Returns the largest difference, relative to gradients that are at least `COARSE_FLOOR`."""
-    norms = np.abs(found[:, 2])
-    differences = np.abs(found[:, :2] - expected[:, :2]).max(axis=1)
+    norms = np.abs(sketch[:, 2])
+    differences = np.abs(sketch[:, :2] - expected[:, :2]).max(axis=1)
     reference = np.maximum(norms, COARSE_FLOOR * norms.max())
     with np.errstate(invalid="ignore", divide="ignore"):
         return float(np.max(np.where(differences > 0, differences / reference, 0.0)))
@@ -176,11 +176,13 @@ def _is_written(handle: tf.Tensor) -> bool:
 def _writes(operation: tf.Operation, place: int) -> bool:
     if operation.type == "Identity":
         return _is_written(operation.outputs[0])
-    called = [each.func.name for each in operation.node_def.attr.values() if each.func.name]
+    called = [
+        attribute.func.name for attribute in operation.node_def.attr.values() if attribute.func.name
+    ]
     place -= operation.type in _CHOOSING
     functions = [operation.graph._get_function(name) for name in called]
     if functions and None not in functions:
-        return any(_is_written(each.graph.inputs[place]) for each in functions)
+        return any(_is_written(function.graph.inputs[place]) for function in functions)
     return operation.type not in _READS
 
 

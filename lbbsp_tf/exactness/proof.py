@@ -96,11 +96,13 @@ def prove(
             train_step.name,
         )
 
-    def weighted(seen: Sequence[Split], means: Sequence[bool], one_replica: bool) -> Weighting:
+    def weighted(
+        splits_of_step: Sequence[Split], means: Sequence[bool], one_replica: bool
+    ) -> Weighting:
         sums = (False,) if all(means) else tuple(not mean for mean in means)
         summed = tuple(map(and_, means, equations.common)) if any(equations.common) else ()
-        logged = factors_of_logged(splits, seen, replicas, tolerance=precision.tolerance)
-        targets = targets_are_sums(seen, tolerance=precision.tolerance)
+        logged = factors_of_logged(splits, splits_of_step, replicas, tolerance=precision.tolerance)
+        targets = targets_are_sums(splits_of_step, tolerance=precision.tolerance)
         return Weighting(one_replica, sums, by_tokens, summed, logged, targets)
 
     refuted = partial(_refuted, train_step, alone, equations)
@@ -110,9 +112,9 @@ def prove(
             return _changed(train_step)
         return refuted(means) or weighted(splits, means, True)
     if all(equations.sums):
-        seen = trials(one_replica=False).splits()
-        if (shared := equations.shared(seen[0], replicas)) is not None:
-            return refuted(shared) or weighted(seen, shared, False)
+        splits_of_replicas = trials(one_replica=False).splits()
+        if (shared := equations.shared(splits_of_replicas[0], replicas)) is not None:
+            return refuted(shared) or weighted(splits_of_replicas, shared, False)
         if len(finite) > 1 and not any(equations.common):
             return _with_a_term(train_step)
     if not (at_tapes or train_step.keeps_gradients):
@@ -155,17 +157,17 @@ def _refuted(
     """Returns a refusal if gradients are no means or sums with other noise, weights or branches."""
     for split in alone.noisy_splits():
         if error := equations.error_of(split, means):
-            what = "the loss, with noise that differs by sample,"
-            return _not_over_samples(train_step, what, error)
+            quantity = "the loss, with noise that differs by sample,"
+            return _not_over_samples(train_step, quantity, error)
     for split in alone.switched_splits():
         if error := equations.error_of(split, means):
             return _not_over_samples(train_step, "a term or branch of the loss", error)
     return None
 
 
-def _not_over_samples(train_step: TrainStep, what: str, error: float) -> Refusal:
+def _not_over_samples(train_step: TrainStep, quantity: str, error: float) -> Refusal:
     return Refusal(
-        f"{what} of {train_step.loss_name} is neither a mean nor a sum over samples: the "
+        f"{quantity} of {train_step.loss_name} is neither a mean nor a sum over samples: the "
         f"gradient of a batch differs by {error:.1%} from the mean of those of its parts",
         "average a loss of each sample, with no term that depends on several samples of the batch "
         'or on their number (for a mean over valid tokens, let Keras divide: weight_by="mask" with '
@@ -181,9 +183,9 @@ def _check_any_size(train_step: TrainStep, trace: Callable[[], Trials]) -> None:
     except Exception as error:
         callers = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
         layers = [
-            f"layer {each.name!r}"
-            for each in callers
-            if isinstance(each, keras.Operation) and not isinstance(each, keras.Model)
+            f"layer {caller.name!r}"
+            for caller in callers
+            if isinstance(caller, keras.Operation) and not isinstance(caller, keras.Model)
         ]
         where = " in ".join(dict.fromkeys(reversed(layers))) or train_step.loss_name
         raise ValueError(
@@ -210,9 +212,9 @@ def _with_a_term(train_step: TrainStep) -> Refusal:
     )
 
 
-def _warn_of(what: str) -> None:
+def _warn_of(problem: str) -> None:
     logger.warning(
         "the gradients of the first samples are %s, so that it could not be proven that the loss "
         "is a mean over samples: it is assumed to be",
-        what,
+        problem,
     )

@@ -55,18 +55,18 @@ class Comparison:
         )
         self._norms = np.maximum(_norms(whole), precision.floor * _norms(whole).max())
 
-    def agree(self, found: Sketch, expected: Sketch) -> bool:
+    def agree(self, sketch: Sketch, expected: Sketch) -> bool:
         """Returns whether two sketches are those of the same gradients."""
-        differences = _differences(found, expected)
+        differences = _differences(sketch, expected)
         return bool(np.isfinite(differences).all() and (differences <= self._allowed).all())
 
-    def repeats(self, found: Sketch, again: Sketch) -> bool:
+    def repeats(self, sketch: Sketch, again: Sketch) -> bool:
         """Returns whether two sketches are those of the same samples in the same order."""
-        return not (_differences(found, again) > self._exact).any()
+        return not (_differences(sketch, again) > self._exact).any()
 
-    def difference(self, found: Sketch, expected: Sketch) -> float:
+    def difference(self, sketch: Sketch, expected: Sketch) -> float:
         """Returns the largest difference that rounding does not explain, relative to the whole."""
-        differences = _differences(found, expected)
+        differences = _differences(sketch, expected)
         with np.errstate(invalid="ignore", divide="ignore"):  # a gradient may be zero
             relative = differences / self._norms
         return float(np.max(relative, where=differences > self._allowed, initial=0.0))
@@ -76,6 +76,6 @@ def _norms(sketch: Sketch) -> npt.NDArray[np.float64]:
     return abs(sketch[:, 2])
 
 
-def _differences(one: Sketch, other: Sketch) -> npt.NDArray[np.float64]:
-    largest: npt.NDArray[np.float64] = abs(one[:, :2] - other[:, :2]).max(axis=1)
+def _differences(sketch: Sketch, other: Sketch) -> npt.NDArray[np.float64]:
+    largest: npt.NDArray[np.float64] = abs(sketch[:, :2] - other[:, :2]).max(axis=1)
     return largest

@@ -74,7 +74,7 @@ class Split(NamedTuple):
 
     def values(self, name: str) -> Array:
         """Returns the scalars or targets of the whole, and of both parts, in rows."""
-        return np.array([getattr(each, name) for each in (self.whole, self.first, self.second)])
+        return np.array([getattr(trial, name) for trial in (self.whole, self.first, self.second)])
 
     def sum(self, call: int) -> Sketch:
         """Returns the sketch of an `apply` of the whole, if it is the sum of those of parts."""
@@ -127,14 +127,14 @@ class _Traced:
     def _taken(self, total: compat.Method, of_variables: bool, take: compat.Method) -> Nest:
         self.targets.append(total())
         self.switches.is_paused = True
-        found = take()
+        gradients = take()
         self.switches.is_paused = False
         if not of_variables:
-            return found
+            return gradients
         if self.at_tapes:
-            return compat.sum_gradients(found)
+            return compat.sum_gradients(gradients)
         return tf.nest.map_structure(
-            lambda g: None if g is None else g * tf.cast(self.scale, g.dtype), found
+            lambda g: None if g is None else g * tf.cast(self.scale, g.dtype), gradients
         )
 
 

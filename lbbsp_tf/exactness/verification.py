@@ -20,8 +20,8 @@ def uneven_sizes(total: int, workers: int) -> tuple[int, ...]:
         >>> uneven_sizes(64, 3)
         (11, 21, 32)
     """
-    rest = total - workers
-    ends = [rest * i * (i + 1) // (workers * (workers + 1)) for i in range(workers + 1)]
+    remainder = total - workers
+    ends = [remainder * i * (i + 1) // (workers * (workers + 1)) for i in range(workers + 1)]
     return tuple(1 + int(size) for size in np.diff(ends))
 
 
@@ -52,7 +52,7 @@ def largest_error(
         return sketches
 
     # Two probes, because both must start from the same state of the random generators.
-    (found, _), (expected, _) = (
+    (results, _), (expected, _) = (
         Probe(strategy, function, compat.noise_alike).run() for function in (weighted, whole)
     )
-    return max(deviation(e, f) for e, f in zip(expected, found, strict=True))
+    return max(deviation(e, r) for e, r in zip(expected, results, strict=True))

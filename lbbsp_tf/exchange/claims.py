@@ -68,11 +68,11 @@ class Counters:
     def works(self, key: str) -> bool:
         """Returns whether the service counts as expected; tries it with a new counter."""
         try:
-            found = [self._sum(key, 1, timeout=_TRIAL_SECONDS) for _ in range(_TRIALS)]
+            counts = [self._sum(key, 1, timeout=_TRIAL_SECONDS) for _ in range(_TRIALS)]
         except (grpc.RpcError, DecodeError, ValueError):
             return False
         self.forget(key)
-        return found == [*range(1, _TRIALS + 1)]
+        return counts == [*range(1, _TRIALS + 1)]
 
     def _sum(self, key: str, number: int, timeout: float | None = None) -> int:
         request = self._request(key=key, increment=number)
@@ -83,8 +83,8 @@ def _message_classes(*names: str) -> list[Any]:
     """Returns classes of messages, which TensorFlow's package does not contain."""
     pool = descriptor_pool.DescriptorPool()
     pool.Add(text_format.Parse(_MESSAGES, FileDescriptorProto()))
-    found = (pool.FindMessageTypeByName(f"lbbsp.{name}") for name in names)
-    return [*map(message_factory.GetMessageClass, found)]
+    descriptors = (pool.FindMessageTypeByName(f"lbbsp.{name}") for name in names)
+    return [*map(message_factory.GetMessageClass, descriptors)]
 
 
 counters = functools.cache(Counters)

@@ -112,15 +112,15 @@ class ReplicaSessions(list[WorkerSession]):
         followers = [_Follower(collectives.rank + i, collectives.workers) for i in range(1, count)]
         super().__init__(
             WorkerSession(
-                each,
+                member,
                 global_batch_size,
                 options,
                 framework="tensorflow",
                 versions=versions,
-                activity=activity if each is collectives else None,
+                activity=activity if member is collectives else None,
                 devices=devices,
             )
-            for each in (collectives, *followers)
+            for member in (collectives, *followers)
         )
         self.leader = self[0]  # through which the process communicates
 

@@ -39,10 +39,10 @@ def main(arguments: list[str]) -> None:
     """
     rank, addresses, seconds = map(json.loads, arguments[:3])
     mark = arguments[3]
-    own = f"localhost:{addresses[rank].rpartition(':')[2]}"
+    own_address = f"localhost:{addresses[rank].rpartition(':')[2]}"
     report_at, parent, suspended = 0.0, os.getppid(), 0  # 0: workers were not missing yet
     if not mark:
-        probe(own, rank)  # the program of a failed attempt before this one then ends
+        probe(own_address, rank)  # the program of a failed attempt before this one then ends
     try:
         # A fork of the parent may hold the other end of the standard input open.
         while not select.select([sys.stdin], [], [], PROBE_SECONDS)[0] and os.getppid() == parent:
@@ -50,11 +50,11 @@ def main(arguments: list[str]) -> None:
             if suspended == SUSPENDED_LOOKS:
                 say(f"{named(addresses, [rank])} was suspended, and is ended")
                 os.kill(parent, signal.SIGKILL)
-            if suspended or probe(own, rank) is None:
+            if suspended or probe(own_address, rank) is None:
                 continue  # the parent has not got so far
-            others = {each: address for each, address in enumerate(addresses) if each != rank}
-            answers = {each: probe(address, rank) for each, address in others.items()}
-            failed = [each for each, answer in answers.items() if answer == FAILED]
+            peers = {peer: address for peer, address in enumerate(addresses) if peer != rank}
+            answers = {peer: probe(address, rank) for peer, address in peers.items()}
+            failed = [peer for peer, answer in answers.items() if answer == FAILED]
             if failed and not mark and os.getppid() == parent:
                 os.kill(parent, signal.SIGKILL)  # TensorFlow ignores SIGTERM meanwhile
                 signal.alarm(SAY_SECONDS)
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
                     "output; this worker ends, too"
                 )
                 return
-            missing = [each for each, answer in answers.items() if answer is None]
+            missing = [peer for peer, answer in answers.items() if answer is None]
             if missing and not report_at:
                 report_at = time.monotonic() + seconds
                 if mark:
@@ -129,11 +129,11 @@ def tell_of_failure(rank: int, addresses: Sequence[str]) -> None:
             with suppress(OSError, ValueError), server.accept()[0] as connection:
                 connection.settimeout(CONNECT_SECONDS)
                 connection.sendall(FAILED)
-                told = int(connection.makefile("rb").readline(20))
-                if told == rank:  # it has been started again
+                caller = int(connection.makefile("rb").readline(20))
+                if caller == rank:  # it has been started again
                     return
-                untold.discard(told)
-            untold -= {each for each in untold if probe(addresses[each], rank) == FAILED}
+                untold.discard(caller)
+            untold -= {peer for peer in untold if probe(addresses[peer], rank) == FAILED}
 
 
 def listening(port: int) -> socket.socket:

@@ -62,12 +62,12 @@ class Meetings:
         """
         if self._workers == 1:
             return
-        board, begun, found = CoordinationBoard(self._rank), time.monotonic(), list[int]()
+        board, begun, counts = CoordinationBoard(self._rank), time.monotonic(), list[int]()
         service.write(_meeting(self._number, self._rank), str(batches))
-        while (other := len(found)) < self._workers:
+        while (other := len(counts)) < self._workers:
             text = service.read(_meeting(self._number, other), _READ_MILLISECONDS)
             if text is not None:
-                found.append(int(text))
+                counts.append(int(text))
                 continue
             beat = Beat.of(board.read(other) or Beat().row())
             waits = beat.activity in WAITS and beat.seconds >= _ELSEWHERE_SECONDS
@@ -82,7 +82,7 @@ class Meetings:
         if self._number:  # which all have read
             service.delete(_meeting(self._number - 1, self._rank))
         self._number += 1
-        compare_facts([_BATCHES], [[each] for each in found])
+        compare_facts([_BATCHES], [[count] for count in counts])
 
 
 def _key(rank: int) -> str:

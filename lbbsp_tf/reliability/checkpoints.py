@@ -62,9 +62,9 @@ class Place(NamedTuple):
     finished: bool = False  # before its last epoch, because a callback stopped the fit
 
 
-def _state_of(found: Checkpoint) -> dict[str, Any]:
+def _state_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """Returns the parts of a state, see `_STATE`; none if it was not written here."""
-    return found.state if isinstance(found.state, dict) else {}
+    return checkpoint.state if isinstance(checkpoint.state, dict) else {}
 
 
 class Checkpoints:
@@ -147,8 +147,8 @@ class Checkpoints:
         if place.fit > self._place.fit:
             self._skip(self._found, place.fit, epochs)
         else:
-            found, self._found = self._found, None
-            self._resume(found, place, epochs)
+            checkpoint, self._found = self._found, None
+            self._resume(checkpoint, place, epochs)
 
     @property
     def resumes(self) -> bool:
@@ -165,13 +165,13 @@ class Checkpoints:
         self._model._initial_epoch = self._initial_epoch
         if self._resumed is None:
             return
-        found, self._resumed = self._resumed, None
+        checkpoint, self._resumed = self._resumed, None
         if batch:
-            self._state.restore(_state_of(found)["model"], found.arrays)
-            self._state.restore_in_epoch(found.arrays)
+            self._state.restore(_state_of(checkpoint)["model"], checkpoint.arrays)
+            self._state.restore_in_epoch(checkpoint.arrays)
             compat.start_at_batch(self._epochs, batch)
         else:
-            self._state.restore_random(found.arrays)
+            self._state.restore_random(checkpoint.arrays)
 
     def end_step(self, batch: int, *, is_last: bool) -> None:
         """Writes a checkpoint if one is due, or if a worker must leave; a collective.
@@ -215,30 +215,30 @@ class Checkpoints:
     def _read(self) -> Checkpoint | None:
         """Claims the folder, and reads the newest checkpoint; one of this fit must fit to it."""
         claim_folder(self._folder.resolve())
-        found = newest_checkpoint(self._folder)
-        if found is None:
+        checkpoint = newest_checkpoint(self._folder)
+        if checkpoint is None:
             return None
-        state = _state_of(found)
+        state = _state_of(checkpoint)
         if state.keys() != _STATE:
             raise ValueError(
                 f"the checkpoint in {self._folder} was not written by LoadBalancer: choose "
                 "another folder"
             )
         if Place(*state["place"]).fit == self._place.fit:
-            check_same_job(self._folder, found.facts, self._facts)
-        return found
+            check_same_job(self._folder, checkpoint.facts, self._facts)
+        return checkpoint
 
-    def _skip(self, found: Checkpoint, later: int, epochs: int) -> None:
+    def _skip(self, checkpoint: Checkpoint, later: int, epochs: int) -> None:
         """Lets the fit that begins train nothing, because the checkpoint is of a later one.
 
         It must be the one that came before, and of the model whose weights are in the checkpoint.
         """
         fit = self._place.fit
-        before = _state_of(found)["fits"][fit]
+        before = _state_of(checkpoint)["fits"][fit]
         check_same_job(self._folder, before["facts"], self._facts)
         saved, here = (
-            {name: each for name, each in facts.items() if name.startswith("variable ")}
-            for facts in (found.facts, self._facts)
+            {name: fact for name, fact in facts.items() if name.startswith("variable ")}
+            for facts in (checkpoint.facts, self._facts)
         )
         if saved != here:
             raise ValueError(
@@ -246,7 +246,7 @@ class Checkpoints:
                 f"from 0), whose model is not that of fit {fit}: a folder has the checkpoints of "
                 "one model; make a LoadBalancer with a folder of its own for each"
             )
-        self._state.restore_weights(found.arrays)
+        self._state.restore_weights(checkpoint.arrays)
         self._restore_history(before)
         self._model._initial_epoch = epochs
         self._say(
@@ -254,26 +254,26 @@ class Checkpoints:
             f"{self._folder} is of fit {later}"
         )
 
-    def _resume(self, found: Checkpoint, place: Place, epochs: int) -> None:
+    def _resume(self, checkpoint: Checkpoint, place: Place, epochs: int) -> None:
         """Restores all that Keras does not reset before the first epoch."""
-        state = _state_of(found)
-        self._state.restore(state["model"], found.arrays)
-        self._sessions.load_state(state["session"], found.arrays)
+        state = _state_of(checkpoint)
+        self._state.restore(state["model"], checkpoint.arrays)
+        self._sessions.load_state(state["session"], checkpoint.arrays)
         self._sessions.exclude_step()
-        seen = from_json(state["callbacks"], found.arrays, {})
-        compat.restore_callbacks(self._callbacks, seen)
+        callback_states = from_json(state["callbacks"], checkpoint.arrays, {})
+        compat.restore_callbacks(self._callbacks, callback_states)
         before = state["fits"][place.fit]
         self._restore_history(before)
         if self._session.rank == 0:
             here = self._fits[-1]["settings"]
             if place.fit:  # a fit that was skipped would have changed the rates
-                here = {name: each for name, each in here.items() if not _is_rate(name)}
+                here = {name: setting for name, setting in here.items() if not _is_rate(name)}
             warn_of_changes(before.get("settings", {}), here, _which_counts)
         self._model._initial_epoch = epochs if place.finished else place.epoch
-        self._place, self._resumed = place, found
+        self._place, self._resumed = place, checkpoint
         self._say(
-            f"continues after step {found.step} from {self._folder} (epoch {place.epoch}, batch "
-            f"{place.batch})"
+            f"continues after step {checkpoint.step} from {self._folder} (epoch {place.epoch}, "
+            f"batch {place.batch})"
         )
 
     def _restore_history(self, fit: Mapping[str, Json]) -> None:
@@ -291,7 +291,7 @@ class Checkpoints:
         session_state, arrays = self._sessions.save_state()
         self._session.activity.enter(Activity.OUTSIDE)  # the others may have to wait for this one
         model_state, model_arrays = self._state.read(copy=writes)
-        found = None
+        checkpoint = None
         if writes:
             history = self._model.history
             self._fits[-1]["history"] = None  # if a log is no number
@@ -305,26 +305,28 @@ class Checkpoints:
                 "callbacks": self._seen_by_callbacks(arrays),
                 "model": model_state,
             }
-            found = Checkpoint(self._session.step, self._facts, state, {**arrays, **model_arrays})
+            checkpoint = Checkpoint(
+                self._session.step, self._facts, state, {**arrays, **model_arrays}
+            )
         for session in self._sessions:
             session.meter.end_wait()
-        return found
+        return checkpoint
 
     def _seen_by_callbacks(self, arrays: Arrays) -> Json:
         """Returns what Keras's callbacks have seen; without those that hold no numbers."""
-        seen: list[Json] = []
+        callback_states: list[Json] = []
         for kind, values in compat.callback_states(self._callbacks):
-            own = dict(arrays)
+            own_arrays = dict(arrays)
             try:
-                seen.append(to_json((kind, values), own))
-                arrays |= own
+                callback_states.append(to_json((kind, values), own_arrays))
+                arrays |= own_arrays
             except TypeError as error:  # of a subclass
-                seen.append(to_json((kind, None), arrays))
+                callback_states.append(to_json((kind, None), arrays))
                 self._warn_once(
                     f"what the callback {kind} has seen is not in the checkpoint, and starts again "
                     f"after a restart: {error}"
                 )
-        return {"list": seen}
+        return {"list": callback_states}
 
     # Messages of the chief
 

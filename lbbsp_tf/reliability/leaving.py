@@ -54,15 +54,15 @@ def _wait_for_all(rank: int, workers: int, heartbeat: Heartbeat) -> None:
         service.write(f"lbbsp/left/{rank}", "")
         heartbeat.stop()
         return
-    for each in range(1, workers):
-        _wait_for(f"lbbsp/reached/{each}")
+    for worker in range(1, workers):
+        _wait_for(f"lbbsp/reached/{worker}")
     service.write("lbbsp/reached/all", "")
     staying = set(range(1, workers))
     while staying:  # the leader must not end before they have been answered
-        for each in sorted(staying):
-            if _is_set(f"lbbsp/left/{each}"):
-                heartbeat.forget(each)
-                staying.remove(each)
+        for worker in sorted(staying):
+            if _is_set(f"lbbsp/left/{worker}"):
+                heartbeat.forget(worker)
+                staying.remove(worker)
     heartbeat.stop()
 
 

@@ -47,14 +47,16 @@ def watch_from_import() -> None:
     fail_fast()
     marks.begin()
     keep_forks()
-    own = cluster[task["type"]][task["index"]]
-    rank = addresses.index(own)
+    own_address = cluster[task["type"]][task["index"]]
+    rank = addresses.index(own_address)
     _watch_start(rank, addresses)
     from lbbsp_tf import compat
 
     if not marks.are_read():  # a launcher ends the others, and must see first who has failed
         on_failure(lambda: _say_who_is_lost(cluster))
-        on_failure(lambda: compat.tell_of_failure(_name(rank, own)) if _has_started() else None)
+        on_failure(
+            lambda: compat.tell_of_failure(_name(rank, own_address)) if _has_started() else None
+        )
     compat.be_patient()
 
 
@@ -70,7 +72,7 @@ def start_heartbeat(rank: int, addresses: Sequence[str], options: SessionOptions
 def _heartbeat(rank: int, addresses: tuple[str, ...]) -> Heartbeat:
     from lbbsp_tf.reliability.board import CoordinationBoard
 
-    names = [_name(*each) for each in enumerate(addresses)]
+    names = [_name(*worker) for worker in enumerate(addresses)]
     return Heartbeat(CoordinationBoard(rank), rank, len(names), current_activity(), names=names)
 
 

@@ -37,29 +37,37 @@ class ModelState:
         """Returns what must be the same for a model to continue from a state, by name."""
         variables = self._model.variables
         facts: dict[str, Json] = {
-            "optimizer": ", ".join(type(each).__name__ for each in optimizers_of(self._model)),
+            "optimizer": ", ".join(
+                type(optimizer).__name__ for optimizer in optimizers_of(self._model)
+            ),
             "number of the model's variables": len(variables),
         }
-        for i, each in enumerate(variables):
-            path = re.sub(r"_\d+(?=/|$)", "", each.path)  # without Keras's numeric suffixes
-            facts[f"variable {i} of the model"] = f"{path} {tuple(each.shape)} {each.dtype}"
+        for i, variable in enumerate(variables):
+            path = re.sub(r"_\d+(?=/|$)", "", variable.path)  # without Keras's numeric suffixes
+            facts[f"variable {i} of the model"] = f"{path} {tuple(variable.shape)} {variable.dtype}"
         return facts
 
     def settings(self) -> dict[str, str]:
         """Returns the settings of optimizers and layers, before a step has changed one."""
-        owners = {f"optimizer {i}": each for i, each in enumerate(optimizers_of(self._model))}
+        owners = {
+            f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers_of(self._model))
+        }
         for i, layer in enumerate(self._model._flatten_layers(include_self=False)):
             owners[f"layer {i} ({type(layer).__name__})"] = layer
         configs = {}
         for name, owner in owners.items():
             with suppress(Exception):  # a class of the user need not have one
                 configs[name] = owner.get_config()
-        found = settings_of(configs)  # the names of layers are counted
-        return {name: each for name, each in found.items() if not re.match(r"(.*\.)?name ", name)}
+        settings = settings_of(configs)  # the names of layers are counted
+        return {
+            name: setting
+            for name, setting in settings.items()
+            if not re.match(r"(.*\.)?name ", name)
+        }
 
     def check_optimizers(self, applied: Iterable[keras.optimizers.Optimizer]) -> None:
         """Raises ValueError if a state has not all optimizers that the steps apply."""
-        lacking = [type(each).__name__ for each in not_found(applied, self._model)]
+        lacking = [type(optimizer).__name__ for optimizer in not_found(applied, self._model)]
         if lacking:
             raise ValueError(
                 "checkpoints hold the optimizers that are attributes of the model or its layers, "
@@ -70,12 +78,12 @@ class ModelState:
 
     def untracked_variables(self) -> Iterator[tuple[str, str]]:
         """Yields the names of layers, and of attributes that hold variables Keras does not know."""
-        known = {id(variable.value) for variable in self._model.variables}
+        ids = {id(variable.value) for variable in self._model.variables}
         for layer in self._model._flatten_layers():
             for name, value in vars(layer).items():
                 # TensorFlow itself keeps them a second time.
-                own = not name.startswith("_self_")
-                if own and any(id(each) not in known for each in _raw_variables(value)):
+                is_own = not name.startswith("_self_")
+                if is_own and any(id(variable) not in ids for variable in _raw_variables(value)):
                     yield layer.name, name
 
     def read(self, *, copy: bool) -> tuple[Json, Arrays]:
@@ -83,8 +91,8 @@ class ModelState:
         numbers = {id(variable): i for i, variable in enumerate(self._model.variables)}
         trained: list[Json] = []
         for optimizer in optimizers_of(self._model):
-            known = getattr(optimizer, "_trainable_variables", None) or []
-            trained.append([numbers[id(each)] for each in known if id(each) in numbers])
+            weights = getattr(optimizer, "_trainable_variables", None) or []
+            trained.append([numbers[id(weight)] for weight in weights if id(weight) in numbers])
         arrays: Arrays = {}
         for group, variables in self._groups().items():
             for i, variable in enumerate(variables):
@@ -144,8 +152,8 @@ def _raw_variables(value: object, outside: tuple[int, ...] = ()) -> Iterator[tf.
     elif isinstance(value, tf.Module):
         yield from value.variables
     elif isinstance(value, (Mapping, list, tuple, set)) and id(value) not in outside:
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _raw_variables(each, (*outside, id(value)))
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _raw_variables(part, (*outside, id(value)))
 
 
 def _pairs(
@@ -153,7 +161,10 @@ def _pairs(
 ) -> Iterator[tuple[keras.Variable, compat.Array]]:
     """Returns the variables of a group with their saved values, if these have the same shapes."""
     saved = _group(arrays, group)
-    before, now = [each.shape for each in saved], [tuple(each.shape) for each in variables]
+    before, now = (
+        [array.shape for array in saved],
+        [tuple(variable.shape) for variable in variables],
+    )
     if before != now:
         raise ValueError(
             f"the checkpoint is of another job: the variables of {group} had the shapes {before}, "
@@ -165,7 +176,7 @@ def _pairs(
 
 def _group(arrays: Mapping[str, compat.Array], name: str) -> list[compat.Array]:
     """Returns the arrays of a group, in the order in which they were read."""
-    count = sum(each.startswith(f"{name}/") for each in arrays)
+    count = sum(key.startswith(f"{name}/") for key in arrays)
     return [arrays[f"{name}/{i}"] for i in range(count)]
 
 
@@ -180,29 +191,29 @@ def share_checkpoint(
     The workers need no common file system. If the chief cannot read or use it, all raise the same
     `ValueError`.
     """
-    found: Checkpoint | None = None
+    checkpoint: Checkpoint | None = None
     problem = None
     if collectives is None or collectives.rank == 0:
         try:
-            found = read()
+            checkpoint = read()
         except (OSError, ValueError, MemoryError) as error:
             problem = str(error)
     if collectives is not None:
-        found, problem = _shared(found, problem, collectives)
+        checkpoint, problem = _shared(checkpoint, problem, collectives)
     if problem is not None:
         raise ValueError(problem)
-    return found
+    return checkpoint
 
 
 def _shared(
-    found: Checkpoint | None, problem: str | None, collectives: MirroredCollectives
+    checkpoint: Checkpoint | None, problem: str | None, collectives: MirroredCollectives
 ) -> tuple[Checkpoint | None, str | None]:
-    arrays, types = plain_arrays(dict(found.arrays) if found else {})
+    arrays, types = plain_arrays(dict(checkpoint.arrays) if checkpoint else {})
     header: dict[str, Any] = {
         "problem": problem,
-        "found": found and [found.step, dict(found.facts), found.state],
+        "found": checkpoint and [checkpoint.step, dict(checkpoint.facts), checkpoint.state],
         "types": types,
-        "arrays": [[name, each.dtype.str, each.shape] for name, each in arrays.items()],
+        "arrays": [[name, array.dtype.str, array.shape] for name, array in arrays.items()],
     }
     text = json.dumps(header).encode() if collectives.rank == 0 else b""
     header = json.loads(_broadcast(text, collectives))

@@ -38,10 +38,10 @@ def synchronize_batch_norm(model: LayerOrModel) -> LayerOrModel:
         True
     """
     layers = list(model._flatten_layers())
-    found = [layer for layer in layers if isinstance(layer, BatchNormalization)]
-    loops = [each for each in layers if isinstance(each, keras.layers.RNN) and not each.unroll]
+    batch_norms = [layer for layer in layers if isinstance(layer, BatchNormalization)]
+    loops = [layer for layer in layers if isinstance(layer, keras.layers.RNN) and not layer.unroll]
     in_loops = {id(part) for layer in loops for part in layer._flatten_layers()}
-    for layer in found:
+    for layer in batch_norms:
         if any(
             getattr(type(layer), name, None) is not getattr(BatchNormalization, name, None)
             for name in ("_moments", "_calculate_mean_and_var")
@@ -57,8 +57,8 @@ def synchronize_batch_norm(model: LayerOrModel) -> LayerOrModel:
                 "workers cannot communicate in a loop of the graph: pass unroll=True to the "
                 "recurrent layer, or use LayerNormalization"
             )
-    if any(not layer.synchronized for layer in found):
-        for layer in found:
+    if any(not layer.synchronized for layer in batch_norms):
+        for layer in batch_norms:
             layer.synchronized = True
         if isinstance(model, keras.Model):
             model.train_function = None  # it was traced with the statistics of one batch
@@ -68,4 +68,6 @@ def synchronize_batch_norm(model: LayerOrModel) -> LayerOrModel:
 def synchronized_layers(model: keras.Model) -> list[BatchNormalization]:
     """Returns the layers of a model that normalise over the batches of all workers."""
     layers = model._flatten_layers()
-    return [each for each in layers if isinstance(each, BatchNormalization) and each.synchronized]
+    return [
+        layer for layer in layers if isinstance(layer, BatchNormalization) and layer.synchronized
+    ]

@@ -118,12 +118,12 @@ class PartStep(ReplicaStep):
         self, train_step: Callable[[Nest], Nest], data: Nest, number: tf.Tensor
     ) -> Gradients:
         """Returns the weighted gradients that the train step would apply to a part."""
-        found: list[Gradients] = []
-        self._keep = found.append
+        all_gradients: list[Gradients] = []
+        self._keep = all_gradients.append
         noise = noise_of(Noise(self._session.rank, number))
         with noise, attributes_kept(train_step), without_outputs():
             self.run(train_step, data)
-        return [gradient for grads in found for gradient in grads if gradient is not None]
+        return [gradient for grads in all_gradients for gradient in grads if gradient is not None]
 
     def _reduce(self, grads: Gradients) -> Gradients:
         return grads

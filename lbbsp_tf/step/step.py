@@ -199,17 +199,17 @@ class ReplicaStep:
         for bucket in buckets:
             computed = [grads[place] for place in bucket]
             begun = call_after(overlap.begin, after=[*arrived[-1:], *computed])  # sent one by one
-            found = _all_reduce(computed)
-            arrived.append(call_after(overlap.end, after=[*found, begun]))
-            sums.update(zip(bucket, found, strict=True))
+            bucket_sums = _all_reduce(computed)
+            arrived.append(call_after(overlap.end, after=[*bucket_sums, begun]))
+            sums.update(zip(bucket, bucket_sums, strict=True))
         row = call_after(session.before_allreduce, after=grads, returns=tf.float32)
         row.set_shape((session.width,))
         # Zeros with this worker's message in its row, shape (workers, width).
         slots = tf.one_hot(session.rank, session.workers)[:, None] * row[None, :]
         # The last bucket is not sent before the clock is read, not even a sparse gradient in it,
         # which is summed by a separate all-reduce.
-        *found, rows = _all_reduce([*_after(row, [grads[place] for place in last]), slots])
-        sums.update(zip(last, found, strict=True))
+        *bucket_sums, rows = _all_reduce([*_after(row, [grads[place] for place in last]), slots])
+        sums.update(zip(last, bucket_sums, strict=True))
         grads = [sums[place] for place in range(len(grads))]
         # Planned while the optimizer applies them; a step ends when both are done.
         call_after(session.after_allreduce, rows, after=[*grads, *arrived, rows])
@@ -252,8 +252,8 @@ class ReplicaStep:
             raise ValueError(_NO_GRADIENT)
         if self._of_sum:
             return summed(*gradients)
-        found = summed(*[_scaled(g, self._share) for g in gradients])
-        return [_scaled(g, 1.0 / self._share) for g in found]
+        sums = summed(*[_scaled(g, self._share) for g in gradients])
+        return [_scaled(g, 1.0 / self._share) for g in sums]
 
 
 def _all_reduce(tensors: Sequence[TensorLike]) -> list[TensorLike]:
