@@ -57,7 +57,7 @@ from lbbsp_core.runtime.reliability import marks
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.reliability.exit import fail_fast
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
-from lbbsp_core.runtime.reliability.liveness import say
+from lbbsp_core.runtime.reliability.liveness import print_message
 from lbbsp_core.runtime.reliability.preemption import end_with_peers
 
 logger = logging.getLogger("lbbsp.torch")
@@ -206,7 +206,7 @@ class LoadBalancer:
         self._running: int | None = None  # step whose batch the script has
         self._epochs: int | None = None
         self._schedule = schedule.CheckpointSchedule(
-            self.session, self.session.extensions[Stopping], self._collect, self._say_left
+            self.session, self.session.extensions[Stopping], self._collect, self._report_exit
         )
         self._folder = Path(checkpoint) if checkpoint is not None else None
         if self._folder is not None:
@@ -331,7 +331,7 @@ class LoadBalancer:
             found = newest_checkpoint(self._folder)
         if found is not None:
             check_same_job(self._folder, found.facts, self.session.facts())
-            say(f"continues after step {found.step} from {self._folder}")
+            print_message(f"continues after step {found.step} from {self._folder}")
         told = [found]
         distributed.broadcast_object_list(told, 0, self._group.group, self._device)
         if (found := told[0]) is not None:
@@ -352,8 +352,8 @@ class LoadBalancer:
             arrays["torch"] = np.frombuffer(file.getvalue(), np.uint8)
             return Checkpoint(self.session.step, self.session.facts(), state, arrays)
 
-    def _say_left(self, failed: bool) -> None:
+    def _report_exit(self, failed: bool) -> None:
         outcome = "could not be written" if failed else f"is in {self._folder}"
         if self.session.rank == 0:
             why = f"leaves after step {self.session.step}, because a worker got SIGTERM"
-            say(f"{why}; the checkpoint {outcome}")
+            print_message(f"{why}; the checkpoint {outcome}")

@@ -136,7 +136,7 @@ def is_sparse(param: gluon.Parameter) -> bool:
     return bool(param._stype != "default")
 
 
-def keep_whole(params: Iterable[gluon.Parameter]) -> None:
+def allow_dense_reads(params: Iterable[gluon.Parameter]) -> None:
     """Lets row-sparse parameters be read like dense ones, since each worker has all rows of them.
 
     MXNet's servers would have to update them otherwise, and divide by a constant batch size.
@@ -157,10 +157,10 @@ def exchange_whole(
     exchange(values, [values])
     rows = np.arange(param.shape[0])  # also those that are zero: optimizers need them
     for array in _whole_arrays(param):
-        put_rows(array, values.as_in_context(array.context), rows)
+        set_rows(array, values.as_in_context(array.context), rows)
 
 
-def put_rows(array: mx.nd.NDArray, values: Any, rows: npt.NDArray[Any]) -> None:
+def set_rows(array: mx.nd.NDArray, values: Any, rows: npt.NDArray[Any]) -> None:
     """Replaces a row-sparse array by rows with these numbers."""
     like = {"shape": array.shape, "ctx": array.context, "dtype": array.dtype}
     mx.nd.sparse.row_sparse_array((values, rows), **like).copyto(array)

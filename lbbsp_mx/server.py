@@ -21,7 +21,7 @@ import mxnet as mx
 from mxnet.base import _LIB, check_call
 
 from lbbsp_core.runtime.reliability.exit import LEFT, end_now
-from lbbsp_core.runtime.reliability.liveness import Watch, say
+from lbbsp_core.runtime.reliability.liveness import Watch, print_message
 from lbbsp_core.runtime.reliability.preemption import REPEAT_SECONDS
 from lbbsp_mx import cluster, env
 from lbbsp_mx.reliability import liveness
@@ -35,7 +35,7 @@ def serve() -> NoReturn:
     """Runs the server or scheduler until the job ends, and exits."""
     store = mx.kv.create("dist")
     process = _Process(store)
-    watching = Watch(process.look, process.name, end=process.end)
+    watching = Watch(process.check, process.name, end=process.end)
     watching.start()
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -44,7 +44,7 @@ def serve() -> NoReturn:
             if command == _OPTIMIZER:
                 store.set_optimizer(pickle.loads(body))
             else:  # as MXNet's own server
-                say(f"server {store.rank}: unknown command ({command}, {body!r})")
+                print_message(f"server {store.rank}: unknown command ({command}, {body!r})")
         except BaseException:  # MXNet would ignore it, and the workers would keep waiting
             end_now(1, traceback.format_exc())
 
@@ -78,7 +78,7 @@ class _Process:
         signal.set_wakeup_fd(writer)
         signal.signal(signal.SIGTERM, lambda *_: None)
 
-    def look(self, seconds: float) -> str | None:
+    def check(self, seconds: float) -> str | None:
         """Returns why this process must end, or None; see `NodesWatch` and `SchedulerWatch`."""
         is_signalled = False
         with suppress(BlockingIOError):
@@ -89,13 +89,15 @@ class _Process:
                 end_now(LEFT)
         elif is_signalled:
             self._asked_seconds = 0.0
-            say(f"{self.name()} got SIGTERM, and ends after the workers; another ends it now")
+            print_message(
+                f"{self.name()} got SIGTERM, and ends after the workers; another ends it now"
+            )
         if self._asked_seconds is not None:
             self._watch.leaving = True
             other_nodes = cluster.counts()[1] if self._is_scheduler else 1  # than workers
             if len(liveness.peers()) <= other_nodes:
                 end_now(LEFT)
-        return self._watch.look(seconds)
+        return self._watch.check(seconds)
 
     def end(self, status: int, why: str) -> NoReturn:
         end_now(status if self._asked_seconds is None else LEFT, why)

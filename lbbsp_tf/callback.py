@@ -126,7 +126,7 @@ class LoadBalancer(BalancedFit):
                 self.rank, addresses(strategy.cluster_resolver), session_options
             )
             leave_together(self.rank, workers, heartbeat)
-            compat.let_sigterm_end()
+            compat.restore_sigterm()
             end_with_peers(heartbeat.leave)
             with current_activity().during(Activity.MEETING):
                 check_devices(self.rank, workers, strategy.extended.worker_devices)

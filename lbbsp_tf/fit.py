@@ -168,9 +168,9 @@ class BalancedFit(keras.callbacks.Callback):
         if not self._in_step:
             model.make_train_function(force=True)  # trained without the balancer
             return model.train_function(iterator)
-        self._in_step, ways = False, self._training.sharing.ways_to_step
-        if any(parts not in self._train_functions for parts in ways):
-            traced = {parts: self._function(model, iterator, parts) for parts in ways}
+        self._in_step, variants = False, self._training.sharing.step_variants
+        if any(parts not in self._train_functions for parts in variants):
+            traced = {parts: self._function(model, iterator, parts) for parts in variants}
             self._train_functions = traced
         return self._train_functions[self._step.parts](iterator)
 
@@ -183,7 +183,7 @@ class BalancedFit(keras.callbacks.Callback):
             model.make_train_function(force=True)
             function: Callable[..., Nest] = model.train_function
             model.train_function = train_function
-            if len(self._training.sharing.ways_to_step) > 1 and not model.run_eagerly:
+            if len(self._training.sharing.step_variants) > 1 and not model.run_eagerly:
                 tf.function(function, autograph=False).get_concrete_function(iterator)
         return function
 

@@ -54,7 +54,7 @@ class Sharing:
         self._parts: Parts | None = None
 
     @property
-    def ways_to_step(self) -> Sequence[PartsOfStep | None]:
+    def step_variants(self) -> Sequence[PartsOfStep | None]:
         """Parts with which steps of this training may run; None: without."""
         return (None, self._parts) if self._extensions[0].allowed else (None,)
 
@@ -84,7 +84,7 @@ class Sharing:
             counter = counters(addresses(self._strategy.cluster_resolver)[0])
             if self._parts is None or not self._parts.are_of(step, pipeline):
                 self._parts = Parts(session, counter, step, pipeline)
-            if not counter.works(f"lbbsp/trial/{session.rank}/{clock}"):
+            if not counter.is_usable(f"lbbsp/trial/{session.rank}/{clock}"):
                 why = "TensorFlow's coordination service does not count: that of 2.21 does"
         rows = session.collectives.all_gather([int(why is None), clock % (1 << 40)])
         able = [flag for flag, _ in rows]

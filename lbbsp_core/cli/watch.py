@@ -120,8 +120,8 @@ def render(view: View, rows: int | None = None, wait: float = 0.0) -> Group:
         workers = tuple(by_time[:rows])
         footer = f"and {len(by_time) - rows} more workers, none of which is slower"
     state = Text(f"{view.framework}: ", "bold").append(*_progress(view, wait))
-    said = (_pace(view), _who_waits(view), *_causes(view), *_figures(view))
-    sentences = [Text(sentence) for sentence in said if sentence]
+    lines = (_pace(view), _who_waits(view), *_causes(view), *_figures(view))
+    sentences = [Text(line) for line in lines if line]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("#", "host", "device"):
         table.add_column(name, overflow="fold", min_width=len(name))

@@ -175,7 +175,7 @@ def launch(
                 supervisor.start(command, job, placed, only, remote and remote.of(members))
                 outcome = supervisor.watch(changes, timeout)
                 if outcome.leaving:
-                    outcome = supervisor.let_leave(outcome, grace, notify)
+                    outcome = supervisor.wait_for_exits(outcome, grace, notify)
         return outcome
 
     with signal_handlers(events) as signals:

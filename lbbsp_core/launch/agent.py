@@ -52,7 +52,7 @@ def main() -> None:
     try:
         environment = _prepare(description)
     except (OSError, ValueError) as error:
-        _say("refused", str(error))
+        _send("refused", str(error))
         return
     with suppress(OSError):  # the connection has ended: so does everything
         _Process(description["command"], environment).run()
@@ -88,7 +88,7 @@ def _devices(description: _Description, environ: Mapping[str, str]) -> Mapping[s
     if assigned is None:
         return {}
     if assigned.note is not None and place == 0:
-        _say("line", f"lbbsp launch: {assigned.note}")
+        _send("line", f"lbbsp launch: {assigned.note}")
     return assigned.environments[int(place)]
 
 
@@ -97,7 +97,7 @@ class _Process:
 
     def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
-        self._marks, self._told, self._ended = self._folder / "0", dict[str, str](), False
+        self._marks, self._last_marks, self._ended = self._folder / "0", dict[str, str](), False
         self._marks.mkdir()
         self._reaper = Reaper()
         self._reaper.watch("job", self._folder)
@@ -106,7 +106,7 @@ class _Process:
         self._reaper.watch("group", process.pid)
         self._events: SimpleQueue[child.Event] = SimpleQueue()
         self._child = child.ChildProcess(
-            0, "", process, lambda _, line: _say("line", line), self._events, threading.Lock()
+            0, "", process, lambda _, line: _send("line", line), self._events, threading.Lock()
         )
         threading.Thread(target=self._obey, daemon=True).start()
 
@@ -120,7 +120,7 @@ class _Process:
             self._tell_marks()
             if time.monotonic() >= beaten + BEAT_SECONDS:
                 beaten = time.monotonic()
-                _say("beat")
+                _send("beat")
         assert isinstance(event, child.Exited)
         until = time.monotonic() + LEFTOVER_SECONDS
         signal_group(self._child.pid, signal.SIGTERM)
@@ -130,13 +130,13 @@ class _Process:
         self._reaper.act()
         self._child.reap()
         self._child.close()
-        _say("end", event.code)
+        _send("end", event.code)
 
     def _tell_marks(self) -> None:
         marks = mark_texts(self._marks)
-        if marks != self._told:
-            self._told = marks
-            _say("marks", marks)
+        if marks != self._last_marks:
+            self._last_marks = marks
+            _send("marks", marks)
 
     def _obey(self) -> None:
         """Passes requests to end on; ends everything if the launcher has gone.
@@ -161,7 +161,7 @@ class _Process:
         os._exit(1)  # then the reaper acts
 
 
-def _say(*message: object) -> None:
+def _send(*message: object) -> None:
     """Tells the launcher something."""
     with _lock:
         sys.stdout.write(json.dumps(message) + "\n")

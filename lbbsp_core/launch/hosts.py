@@ -156,7 +156,7 @@ def _reachable(host: str, hosts: Sequence[str], seconds: float) -> str:
     MXNet's processes tell each other their addresses. On Debian and Ubuntu the name of a machine
     is 127.0.1.1 on this machine itself.
     """
-    started, said = time.monotonic(), False
+    started, has_reported = time.monotonic(), False
     while True:
         with suppress(OSError, UnicodeError):
             number = socket.gethostbyname(host)
@@ -164,8 +164,8 @@ def _reachable(host: str, hosts: Sequence[str], seconds: float) -> str:
         waited = time.monotonic() - started
         if waited > seconds:
             raise ValueError(f"the host {host!r} has no IPv4 address here: correct it")
-        if waited > _SAY_SECONDS and not said:
-            said = True
+        if waited > _SAY_SECONDS and not has_reported:
+            has_reported = True
             notify(f"waiting until {host} has an address")
         time.sleep(1)
     if is_loopback(number) and len(set(hosts)) > 1:

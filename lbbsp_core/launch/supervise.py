@@ -173,7 +173,9 @@ class Supervisor:
         self._succeeded = True
         return Outcome(0)
 
-    def let_leave(self, outcome: Outcome, seconds: float, notify: Callable[[str], None]) -> Outcome:
+    def wait_for_exits(
+        self, outcome: Outcome, seconds: float, notify: Callable[[str], None]
+    ) -> Outcome:
         """Waits until all scripts have ended by themselves, with a checkpoint if they write any.
 
         If this process is signalled, it asks them to. The processes beside them, on which their

@@ -90,9 +90,9 @@ class Claims:
 
     Example:
         >>> claims = Claims((50, 50), mains=(30, 30), rank=0, step_seconds=0.5)
-        >>> claims.want(0.3), claims.take(start=0, size=10, seconds=0.3)
+        >>> claims.next_size(0.3), claims.take(start=0, size=10, seconds=0.3)
         (10, (0, 10))
-        >>> claims.want(0.375), claims.take(start=35, size=5, seconds=0.4)  # 25 went to the other
+        >>> claims.next_size(0.375), claims.take(start=35, size=5, seconds=0.4)  # 25 are of another
         (5, (35, 40))
         >>> claims.samples, claims.parts, claims.is_empty
         (15, 2, True)
@@ -123,7 +123,7 @@ class Claims:
         """Whether the reserve is known to be empty."""
         return self._seen >= self._reserve
 
-    def want(self, seconds: float) -> int:
+    def next_size(self, seconds: float) -> int:
         """Returns the samples to claim now, >= 1, `seconds` after the start of the step."""
         done = max(self._main + self.samples, 1)
         speed = done / max(seconds, 1e-9)  # its own, in this step

@@ -65,7 +65,7 @@ def replay(
         while queue:
             now, rank = heappop(queue)
             claimant, pace = claims[rank], paces[rank]
-            size = claimant.want(now - half)
+            size = claimant.next_size(now - half)
             begin, end = claimant.take(counter, size, now + half)
             counter += size
             if begin == end:

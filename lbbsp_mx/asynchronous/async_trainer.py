@@ -224,7 +224,7 @@ class AsyncTrainer(OwnTrainer):
 
         Also takes part in iterations of others for which no samples were left.
         """
-        while self._session.owes_step():
+        while self._session.must_end_step():
             self._end_iteration(0)
 
     def _end_iteration(self, batch_size: int) -> None:
@@ -304,7 +304,7 @@ class AsyncTrainer(OwnTrainer):
                 "share_work adds up the gradients of the parts of an iteration itself, and "
                 "grad_req='add' would count them again: let it be 'write', or leave share_work out"
             )
-        if not self._servers.holds_what_was_read():
+        if not self._servers.is_unchanged():
             raise ValueError(
                 "parameters have changed since the trainer read them (by load_parameters, set_data "
                 "or the like), and the model is on the servers: load or set them before the "

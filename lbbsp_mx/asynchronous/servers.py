@@ -117,7 +117,7 @@ class ParameterServers:
             wait_for(arrays)
         self._read = self._squares()
 
-    def holds_what_was_read(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Returns whether the script has left the parameters as `read` has set them."""
         now = self._squares()  # beside the backward pass, as before beside the loader
         return np.array_equal(self._read.asnumpy(), now.asnumpy(), equal_nan=True)

@@ -21,7 +21,7 @@ from lbbsp_core.runtime.loop.checkpoint_schedule import (
 )
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.loop.session_state import check_same_job, check_states, warn_of_changes
-from lbbsp_core.runtime.reliability.liveness import say
+from lbbsp_core.runtime.reliability.liveness import print_message
 from lbbsp_core.validate import require_path
 from lbbsp_mx.reliability import states
 from lbbsp_mx.reliability.agreement import ends_epoch
@@ -43,7 +43,7 @@ class Checkpoints:
         session: PipelinedSession = trainer._session
         self._trainer, self._session = trainer, session
         self.schedule = CheckpointSchedule(
-            session, session.extensions[Stopping], self._collect_regular, self._say_left,
+            session, session.extensions[Stopping], self._collect_regular, self._report_exit,
             is_idle=lambda: session.order is not None and not session.in_epoch,
             collect_own=lambda: self._or_warn(*session.save_state(alone=True)),
         )  # fmt: skip
@@ -117,9 +117,9 @@ class Checkpoints:
             self._has_warned = True
             return None
 
-    def _say_left(self, failed: bool) -> None:
+    def _report_exit(self, failed: bool) -> None:
         earlier = ", which is of an earlier step because none could be written" * failed
-        say(
+        print_message(
             f"worker {self._session.rank} leaves before step {self._session.step}, because a "
             "worker got SIGTERM: start the job again to continue from the checkpoint in "
             f"{self.schedule.writer.folder}{earlier}"

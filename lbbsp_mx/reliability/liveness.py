@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 from mxnet.base import _LIB, check_call
 
-from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS, say
+from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS, print_message
 from lbbsp_core.runtime.reliability.marks import note_lost
 from lbbsp_mx import cluster, env
 
@@ -40,7 +40,7 @@ WAITING_SECONDS: Final = 15.0  # between two messages about processes that have 
 _RECENT_SECONDS: Final = 1.5  # signs come every second
 _CLOSED_SECONDS: Final = 1.5  # more of silence, if a connection is closed as well
 _REGISTERED_SECONDS: Final = 4.0  # after which only heartbeats count as signs of life
-_LASTING_LOOKS: Final = 3  # at which a connection is open, unlike one that only probes the port
+_LASTING_CHECKS: Final = 3  # at which a connection is open, unlike one that only probes the port
 
 
 def node_names(workers: int, servers: int) -> dict[int, str]:
@@ -77,7 +77,7 @@ class Nodes:
         self._ready = self._ready or self._count_silent(node, _LONG_AGO) > 0
         return self._ready
 
-    def has_beaten(self, node: int) -> bool:
+    def has_heartbeat(self, node: int) -> bool:
         """Returns whether a node has given a sign of life since the last call, the first one too.
 
         The transport notes the time of day of the last sign, which may be set back at any time. So
@@ -170,23 +170,23 @@ class _Source(ABC):
         self._waited = 0.0  # for the start
         self.leaving = False
 
-    def look(self, seconds: float) -> str | None:
-        """Returns why this process must end, or None, `seconds` after the last look."""
+    def check(self, seconds: float) -> str | None:
+        """Returns why this process must end, or None, `seconds` after the last check."""
         transport, counted = self._transport(), min(seconds, MAX_COUNTED_SECONDS)
         if transport is not None and transport.is_ready():
-            return self._look(transport, counted)
+            return self._check(transport, counted)
         before, self._waited = self._waited, self._waited + seconds
-        why, state = self._look_before_start(counted)
+        why, state = self._check_before_start(counted)
         if why is None and before // WAITING_SECONDS != self._waited // WAITING_SECONDS:
-            say(state)
+            print_message(state)
         return why
 
     @abstractmethod
-    def _look(self, transport: Nodes, seconds: float) -> str | None:
+    def _check(self, transport: Nodes, seconds: float) -> str | None:
         """Looks over a transport that is ready."""
 
     @abstractmethod
-    def _look_before_start(self, seconds: float) -> tuple[str | None, str]:
+    def _check_before_start(self, seconds: float) -> tuple[str | None, str]:
         """Looks before the transport is ready; also returns what is said every 15 s."""
 
 
@@ -211,8 +211,8 @@ class SchedulerWatch(_Source):
         self._quiet = self._refused = 0.0
         self._has_answered = False
 
-    def _look(self, transport: Nodes, seconds: float) -> str | None:
-        if transport.has_beaten(SCHEDULER):
+    def _check(self, transport: Nodes, seconds: float) -> str | None:
+        if transport.has_heartbeat(SCHEDULER):
             self._quiet = self._refused = 0.0
             return None
         self._quiet += seconds
@@ -223,7 +223,7 @@ class SchedulerWatch(_Source):
         is_lost = self._quiet > self._silence_seconds
         return f"the scheduler at {cluster.root()} {self._silent}" if is_lost else None
 
-    def _look_before_start(self, seconds: float) -> tuple[str | None, str]:
+    def _check_before_start(self, seconds: float) -> tuple[str | None, str]:
         answers = self._answers()
         self._has_answered = self._has_answered or bool(answers)
         gone = self._has_answered and answers is False
@@ -265,16 +265,16 @@ class NodesWatch(_Source):
         self._peers, self._names = peers, names
         self._quiet = dict.fromkeys(names, 0.0)
         self._workers_beat = False
-        self._looks: dict[Address, int] = {}
+        self._checks: dict[Address, int] = {}
         self._connected: set[Address] = set()
         self._since_ready = self._short = 0.0
 
-    def _look(self, transport: Nodes, seconds: float) -> str | None:
+    def _check(self, transport: Nodes, seconds: float) -> str | None:
         self._since_ready += seconds
         if self._since_ready < _REGISTERED_SECONDS:
             self._connected = max(self._connected, self._peers(), key=len)
         for node in self._names:
-            beats = transport.has_beaten(node)
+            beats = transport.has_heartbeat(node)
             self._quiet[node] = 0.0 if beats else self._quiet[node] + seconds
             if beats and self._since_ready > _REGISTERED_SECONDS and worker_rank(node) is not None:
                 self._workers_beat = True
@@ -312,10 +312,10 @@ class NodesWatch(_Source):
     def _named(self, nodes: Iterable[int]) -> str:
         return ", ".join(self._names[node] for node in nodes)
 
-    def _look_before_start(self, seconds: float) -> tuple[str | None, str]:
+    def _check_before_start(self, seconds: float) -> tuple[str | None, str]:
         peers = self._peers()
-        self._looks = {peer: self._looks.get(peer, 0) + 1 for peer in peers}
-        lasting = {peer for peer, looks in self._looks.items() if looks >= _LASTING_LOOKS}
+        self._checks = {peer: self._checks.get(peer, 0) + 1 for peer in peers}
+        lasting = {peer for peer, checks in self._checks.items() if checks >= _LASTING_CHECKS}
         self._connected = max(self._connected, lasting, key=len)
         self._short = self._short + seconds if len(peers) < len(self._connected) else 0.0
         gone, job = _hosts(self._connected - peers), cluster.describe()

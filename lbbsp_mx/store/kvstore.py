@@ -285,9 +285,9 @@ class SharedStore(mx.kv.KVStore):
         own_message = f"{call} {list(flat(key))}".encode()
         texts = [message.decode() for message in gather_bytes(self._collectives, own_message)]
         if len(set(texts)) > 1:
-            said = ", ".join(f"worker {rank} {text}" for rank, text in enumerate(texts))
+            calls = ", ".join(f"worker {rank} {text}" for rank, text in enumerate(texts))
             raise DisagreementError(
-                f"workers introduce different keys ({said}): introduce the same keys in the same "
+                f"workers introduce different keys ({calls}): introduce the same keys in the same "
                 "order on all workers, since the values of each call are exchanged with each other"
             )
 

@@ -94,7 +94,7 @@ class Runtime:
             self._explain,
         )
         self._name = "this worker"  # until its number is known, for which MXNet asks its library
-        self._watching = Watch(watch.look, lambda: self._name)
+        self._watching = Watch(watch.check, lambda: self._name)
         self._exchange: _Exchange | None = None
 
     def native(self, kind: str | mx.kv.KVStore, start_seconds: float) -> mx.kv.KVStore:
@@ -213,7 +213,7 @@ class Runtime:
             mx.nd.waitall()  # the others do not need this worker any more, unless they continue
             self.activity.enter(Activity.LEAVING)
             if self._exchange is not None:
-                self._exchange.meet_at_end()
+                self._exchange.wait_for_peers()
             native._barrier()
         self._end_exchange()
         self._watching.stop()
@@ -245,7 +245,7 @@ class _Exchange:
         self.heartbeat.stop()
         self.board.close()
 
-    def meet_at_end(self) -> None:
+    def wait_for_peers(self) -> None:
         """Waits until all workers have reached their end.
 
         MXNet counts who waits at a barrier, not at which one: a worker that leaves too early would

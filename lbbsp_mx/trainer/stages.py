@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mxnet import gluon
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_mx.parameters import Arrays, learning, put_rows
+from lbbsp_mx.parameters import Arrays, learning, set_rows
 from lbbsp_mx.store.trainer_store import TrainerStore
 from lbbsp_mx.trainer.steps import StepSizes
 
@@ -241,7 +241,7 @@ def _fill(copy: mx.nd.NDArray, gradient: mx.nd.NDArray) -> None:
 def _restore(gradient: mx.nd.NDArray, summed: npt.NDArray[Any]) -> None:
     rows = np.flatnonzero(summed[:, -1])
     if len(rows):
-        put_rows(gradient, summed[rows, :-1].reshape(len(rows), *gradient.shape[1:]), rows)
+        set_rows(gradient, summed[rows, :-1].reshape(len(rows), *gradient.shape[1:]), rows)
     else:
         clear(gradient)
 

@@ -15,7 +15,14 @@ from lbbsp_core.validate import require_flag, require_integer
 from lbbsp_mx import compat
 from lbbsp_mx.data.sampler import Draws
 from lbbsp_mx.fence import PartFences
-from lbbsp_mx.parameters import Arrays, Parameters, as_created, facts_of, keep_whole, learning
+from lbbsp_mx.parameters import (
+    Arrays,
+    Parameters,
+    allow_dense_reads,
+    as_created,
+    facts_of,
+    learning,
+)
 from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints
 from lbbsp_mx.store.native import runtime
@@ -177,7 +184,7 @@ class Trainer(TrainingControl):
         _with_peers()[id(self)] = self
         if not self._steps.is_beside:
             self._fences.timer = self._session.meter.overlap
-        keep_whole(self._params)
+        allow_dense_reads(self._params)
         self._init_kvstore()
         # before the first sum of arrays of these shapes
         facts = {"mean_loss": int(self.mean_loss), "number of the trainer": self._agreement.number}

@@ -3,12 +3,12 @@
 from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
 from lbbsp_tf.compat.coordination import (
-    be_patient,
+    abort_collectives,
     compare_variables,
     explained_by_variables,
-    let_sigterm_end,
+    extend_heartbeat_timeout,
     lost_worker,
-    tell_of_failure,
+    restore_sigterm,
 )
 from lbbsp_tf.compat.evaluation import patch_evaluation
 from lbbsp_tf.compat.fitting import build, patch_keras, require_targets
@@ -34,7 +34,7 @@ from lbbsp_tf.compat.probing import (
     Switches,
     batch_norm_in_inference,
     intercepted_gradients,
-    noise_alike,
+    same_noise,
     without_outputs,
 )
 from lbbsp_tf.compat.random import forget_global_seed, has_global_seed, shared_global_seed

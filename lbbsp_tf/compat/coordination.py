@@ -40,7 +40,7 @@ _created: list[str] = []
 _job: list[tuple[int, int]] = []
 
 
-def be_patient() -> None:
+def extend_heartbeat_timeout() -> None:
     """Makes strategies that are created from now on leave silent workers to our heartbeats."""
     name, sign = "configure_coordination_service", "heartbeat_timeout_in_ms"
     patch_broken(context.Context, name, sign, _configure)
@@ -52,7 +52,7 @@ def _configure(original: Method, self: context.Context, *args: object, **options
     original(self, *args, **options)
 
 
-def let_sigterm_end() -> None:
+def restore_sigterm() -> None:
     """Makes SIGTERM end this process again, or call the script's own handler.
 
     The constructor of a strategy installs a handler, unknown to Python, which only notes the signal
@@ -63,7 +63,7 @@ def let_sigterm_end() -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def tell_of_failure(worker: str) -> None:
+def abort_collectives(worker: str) -> None:
     """Ends the collectives of all other workers with an error; this one must have met them."""
     with contextlib.suppress(tf.errors.OpError):
         context.context().report_error_to_cluster(tf.errors.ABORTED, f"{worker} {FAILED}")
@@ -162,12 +162,12 @@ def _compare(extended: Any, name: str | None, value: Any, dtype: Any) -> None:
 
 
 def _difference(number: int, texts: dict[int, str | None]) -> DisagreementError:
-    said = ", ".join(
+    listing = ", ".join(
         f"worker {rank} has {text or 'no such variable'}" for rank, text in sorted(texts.items())
     )
     return DisagreementError(
-        f"workers disagree on variable {number}, counted in the order of creation: {said}; build "
-        "the same model, with the same optimizer, on all workers"
+        f"workers disagree on variable {number}, counted in the order of creation: {listing}; "
+        "build the same model, with the same optimizer, on all workers"
     )
 
 

@@ -45,10 +45,10 @@ def inventory() -> Iterator[State]:
         "gradients of tapes": lambda: compat.intercepted_gradients(lambda *_: None),
         "noise of each replica": lambda: noise_of(Noise(0)),
         "traces of each step": compat.fresh_traces,
-        "proof of the loss: noise": compat.noise_alike,
+        "proof of the loss: noise": compat.same_noise,
         "proof of the loss: outputs": compat.without_outputs,
         "proof of the loss: batch normalisation": compat.batch_norm_in_inference,
-        "patience with silent workers": compat.be_patient,
+        "patience with silent workers": compat.extend_heartbeat_timeout,
         "variables compared by name": compat.compare_variables,
     }
     return (state_of(purpose, apply) for purpose, apply in patches.items())

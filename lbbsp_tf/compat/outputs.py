@@ -49,7 +49,7 @@ def write_once_per_job(rank: int) -> None:
         return
     folder = cache(scratch_folder)  # created for the first callback that writes
 
-    def elsewhere(path: str | Path) -> str:
+    def redirected(path: str | Path) -> str:
         """Returns a path in the folder, whose own folder exists, for one that may be outside."""
         if Path(path).is_relative_to(folder()):
             return str(path)
@@ -57,20 +57,20 @@ def write_once_per_job(rank: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         return str(path)
 
-    def export_elsewhere(
+    def export_redirected(
         export: Method, model: keras.Model, filepath: str, *args: Any, **options: Any
     ) -> None:
-        export(model, elsewhere(filepath), *args, **options)  # in which all workers must take part
+        export(model, redirected(filepath), *args, **options)  # in which all workers must take part
 
     def redirecting(attributes: tuple[str, ...]) -> Method:
         def set_model(set_model: Method, callback: keras.callbacks.Callback, model: Any) -> None:
             for attribute in attributes:  # before the callback reads its paths
-                setattr(callback, attribute, elsewhere(vars(callback)[attribute]))
+                setattr(callback, attribute, redirected(vars(callback)[attribute]))
             set_model(callback, model)
 
         return set_model
 
-    patch(keras.Model, "export", export_elsewhere)
+    patch(keras.Model, "export", export_redirected)
     keras.callbacks.RemoteMonitor.on_epoch_end = keras.callbacks.Callback.on_epoch_end
     for callback, attributes in _PATHS.items():
         patch(callback, "set_model", redirecting(attributes))

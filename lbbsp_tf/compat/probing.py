@@ -114,7 +114,7 @@ _creates_variable = PerThread()
 
 
 @contextmanager
-def noise_alike(
+def same_noise(
     variants: Callable[[tf.Tensor], tf.Tensor] | None = None,
 ) -> Iterator[None]:
     """Makes random values vary along the last axis only; an order by them mixes the samples.

@@ -244,10 +244,10 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     has_scalars = any(shape.rank == 0 for shape in shapes)
     sizes = {shape[0] for shape in shapes if shape.rank != 0}
-    said = _says_batched(dataset)
-    if said is False or (said is None and (has_scalars or len(sizes) > 1)):
+    is_batched = _says_batched(dataset)
+    if is_batched is False or (is_batched is None and (has_scalars or len(sizes) > 1)):
         return False
-    if said and not has_scalars and len(sizes - {None}) <= 1:
+    if is_batched and not has_scalars and len(sizes - {None}) <= 1:
         return True
     raise ValueError(
         f"it is not clear whether the elements of the tf.data.Dataset, {dataset.element_spec}, are "
@@ -298,8 +298,8 @@ def _says_batched(dataset: tf.data.Dataset) -> bool | None:
         return None
     if name == "_DirectedInterleaveDataset":
         inputs = inputs[1:]  # the first one selects among the others
-    said = {_says_batched(source) for source in inputs}
-    return said.pop() if len(said) == 1 else None
+    answers = {_says_batched(source) for source in inputs}
+    return answers.pop() if len(answers) == 1 else None
 
 
 def _is_reshuffled(dataset: tf.data.Dataset) -> bool:

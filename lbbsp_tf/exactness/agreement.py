@@ -230,7 +230,7 @@ def optimizers_of(model: keras.Model) -> Iterable[keras.optimizers.Optimizer]:
     return {id(optimizer): optimizer for optimizer in all_held}.values()
 
 
-def not_found(
+def undiscovered(
     applied: Iterable[keras.optimizers.Optimizer], model: keras.Model
 ) -> list[keras.optimizers.Optimizer]:
     """Returns those of the applied optimizers that `optimizers_of` and their wrappers lack."""

@@ -202,7 +202,7 @@ class Trials:
             return tf.where(is_by_sample, number % self._rows % compat.NOISES, 0)
 
         self._switches = compat.Switches(switch)
-        noise = compat.noise_alike(variants)
+        noise = compat.same_noise(variants)
         with noise, compat.batch_norm_in_inference(), self._switches.installed():
             yield
 

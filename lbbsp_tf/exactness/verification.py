@@ -53,6 +53,6 @@ def largest_error(
 
     # Two probes, because both must start from the same state of the random generators.
     (results, _), (expected, _) = (
-        Probe(strategy, function, compat.noise_alike).run() for function in (weighted, whole)
+        Probe(strategy, function, compat.same_noise).run() for function in (weighted, whole)
     )
     return max(deviation(e, r) for e, r in zip(expected, results, strict=True))

@@ -65,7 +65,7 @@ class Counters:
         """Deletes a counter, without waiting for it."""
         self._delete.future(self._request(key=key))
 
-    def works(self, key: str) -> bool:
+    def is_usable(self, key: str) -> bool:
         """Returns whether the service counts as expected; tries it with a new counter."""
         try:
             counts = [self._sum(key, 1, timeout=_TRIAL_SECONDS) for _ in range(_TRIALS)]

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
         while not select.select([sys.stdin], [], [], PROBE_SECONDS)[0] and os.getppid() == parent:
             suspended = suspended + 1 if is_suspended(parent) else 0
             if suspended == SUSPENDED_LOOKS:
-                say(f"{named(addresses, [rank])} was suspended, and is ended")
+                print_message(f"{named(addresses, [rank])} was suspended, and is ended")
                 os.kill(parent, signal.SIGKILL)
             if suspended or probe(own_address, rank) is None:
                 continue  # the parent has not got so far
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
             if failed and not mark and os.getppid() == parent:
                 os.kill(parent, signal.SIGKILL)  # TensorFlow ignores SIGTERM meanwhile
                 signal.alarm(SAY_SECONDS)
-                say(
+                print_message(
                     f"{named(addresses, failed)} ended before all workers had started: see its "
                     "output; this worker ends, too"
                 )
@@ -71,13 +71,13 @@ def main(arguments: list[str]) -> None:
             if missing and time.monotonic() >= report_at:
                 report_at += seconds
                 have = "has" if len(missing) == 1 else "have"
-                say(
+                print_message(
                     f"{named(addresses, [rank])} is waiting for {named(addresses, missing)}, "
                     f"which {have} not started, or cannot be reached"
                 )
         has_line = select.select([sys.stdin], [], [], 0)[0] and os.read(sys.stdin.fileno(), 1)
         if not mark and not has_line:  # the parent has ended
-            tell_of_failure(rank, addresses)
+            report_failure(rank, addresses)
     finally:
         if mark and os.path.exists(mark):
             os.remove(mark)
@@ -111,13 +111,13 @@ def probe(address: str, rank: int) -> bytes | None:
         return None
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Prints a message, where that is possible."""
     with suppress(OSError, ValueError):
         print(f"lbbsp: {text}", file=sys.stderr, flush=True)
 
 
-def tell_of_failure(rank: int, addresses: Sequence[str]) -> None:
+def report_failure(rank: int, addresses: Sequence[str]) -> None:
     """Tells the other workers that this one has failed, until they know or have failed, too."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # whoever reads the parent's output waits for its end

@@ -86,7 +86,7 @@ class Checkpoints:
         writer = CheckpointWriter(folder)
         self._folder = writer.folder
         self.schedule = CheckpointSchedule(
-            self._session, self._session.extensions[Stopping], self._collect, self._say_left
+            self._session, self._session.extensions[Stopping], self._collect, self._report_exit
         )
         self.schedule.use(writer, every)
         self._has_read = False
@@ -95,7 +95,7 @@ class Checkpoints:
         self._place = Place(-1, 0, 0)
         self._fits: list[dict[str, Any]] = []
         self._initial_epoch: int | None = None
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     # A fit, in the order of its events
 
@@ -249,7 +249,7 @@ class Checkpoints:
         self._state.restore_weights(checkpoint.arrays)
         self._restore_history(before)
         self._model._initial_epoch = epochs
-        self._say(
+        self._print_once(
             f"fit {fit} of the script (counted from 0) is skipped, because the checkpoint in "
             f"{self._folder} is of fit {later}"
         )
@@ -271,7 +271,7 @@ class Checkpoints:
             warn_of_changes(before.get("settings", {}), here, _which_counts)
         self._model._initial_epoch = epochs if place.finished else place.epoch
         self._place, self._resumed = place, checkpoint
-        self._say(
+        self._print_once(
             f"continues after step {checkpoint.step} from {self._folder} (epoch {place.epoch}, "
             f"batch {place.batch})"
         )
@@ -331,17 +331,17 @@ class Checkpoints:
     # Messages of the chief
 
     def _warn_once(self, message: str) -> None:
-        if self._session.rank == 0 and message not in self._said:
-            self._said.add(message)
+        if self._session.rank == 0 and message not in self._printed:
+            self._printed.add(message)
             logger.warning("%s", message)
 
-    def _say(self, text: str) -> None:
+    def _print_once(self, text: str) -> None:
         if self._session.rank == 0:
             print(f"lbbsp: {text}", flush=True)
 
-    def _say_left(self, failed: bool) -> None:
+    def _report_exit(self, failed: bool) -> None:
         outcome = "could not be written" if failed else f"is in {self._folder}"
-        self._say(
+        self._print_once(
             f"leaves after step {self._session.step}, because a worker got SIGTERM; the checkpoint "
             f"{outcome}"
         )

@@ -19,7 +19,7 @@ from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability import marks
 from lbbsp_core.runtime.reliability.exit import fail_fast, on_exit, on_failure
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
-from lbbsp_core.runtime.reliability.liveness import daemon_thread, say
+from lbbsp_core.runtime.reliability.liveness import daemon_thread, print_message
 from lbbsp_core.runtime.reliability.preemption import keep_forks
 from lbbsp_tf import env
 from lbbsp_tf.activity import current_activity
@@ -55,9 +55,9 @@ def watch_from_import() -> None:
     if not marks.are_read():  # a launcher ends the others, and must see first who has failed
         on_failure(lambda: _say_who_is_lost(cluster))
         on_failure(
-            lambda: compat.tell_of_failure(_name(rank, own_address)) if _has_started() else None
+            lambda: compat.abort_collectives(_name(rank, own_address)) if _has_started() else None
         )
-    compat.be_patient()
+    compat.extend_heartbeat_timeout()
 
 
 def start_heartbeat(rank: int, addresses: Sequence[str], options: SessionOptions) -> Heartbeat:
@@ -86,7 +86,7 @@ def _say_who_is_lost(cluster: Mapping[str, Sequence[str]]) -> None:
 
     lost = compat.lost_worker(getattr(sys, "last_value", None), name)
     if lost is not None:
-        say(lost)
+        print_message(lost)
 
 
 def _name(rank: int, address: str) -> str:
@@ -108,7 +108,7 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
         with suppress(OSError, ValueError):  # it may have ended already
             process.communicate(b"\n")  # a fork may hold the pipe open
 
-    def end_at_start() -> None:
+    def watch_start() -> None:
         while not _has_started() or (mark is None and not _all_beat(len(addresses))):
             time.sleep(_POLL_SECONDS)
         end()
@@ -120,7 +120,7 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
             leave(rank, len(addresses), _heartbeat(rank, tuple(addresses)))
             end()
 
-    daemon_thread(end_at_start, "lbbsp-start").start()
+    daemon_thread(watch_start, "lbbsp-start").start()
     on_exit(at_exit)
 
 

@@ -21,7 +21,7 @@ from lbbsp_core.runtime.checkpoint.checkpoint import (
 )
 from lbbsp_core.runtime.loop.session_state import settings_of
 from lbbsp_tf import compat
-from lbbsp_tf.exactness.agreement import not_found, optimizers_of
+from lbbsp_tf.exactness.agreement import optimizers_of, undiscovered
 from lbbsp_tf.exchange.collectives import MirroredCollectives
 
 
@@ -67,7 +67,7 @@ class ModelState:
 
     def check_optimizers(self, applied: Iterable[keras.optimizers.Optimizer]) -> None:
         """Raises ValueError if a state has not all optimizers that the steps apply."""
-        lacking = [type(optimizer).__name__ for optimizer in not_found(applied, self._model)]
+        lacking = [type(optimizer).__name__ for optimizer in undiscovered(applied, self._model)]
         if lacking:
             raise ValueError(
                 "checkpoints hold the optimizers that are attributes of the model or its layers, "

@@ -58,7 +58,7 @@ def test_each_sample_is_computed_once_in_any_interleaving(sizes, percent, grain,
             if begin == end or claims[rank].is_empty:
                 workers.remove(rank)
         else:
-            size = claims[rank].want(now)
+            size = claims[rank].next_size(now)
             assert size >= 1
             assert size % grain == 0
             asked[rank] = counter, size

@@ -171,7 +171,7 @@ def train(cluster, rank, sync, share_work, iterations):
             if not session.claim_part(len(drawn)):
                 end(parts)
                 parts = []
-        while len(done) < iterations and session.owes_step():
+        while len(done) < iterations and session.must_end_step():
             end([])
     session.finish()
     session.close()

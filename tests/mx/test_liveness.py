@@ -40,7 +40,7 @@ class Network:
     def is_ready(self):
         return self.ready
 
-    def has_beaten(self, node):
+    def has_heartbeat(self, node):
         return node not in self.silent
 
 
@@ -55,7 +55,7 @@ def scheduler_watch(network, explain=str, **options):
 def looks(watch, seconds, pace=0.5):
     """Looks for some seconds; returns the reason to end, and after how long it was found."""
     for look in range(round(seconds / pace)):
-        why = watch.look(pace)
+        why = watch.check(pace)
         if why:
             return why, (look + 1) * pace
     return None
@@ -127,7 +127,7 @@ def test_a_scheduler_that_was_suspended_suspects_no_worker():
     watch = nodes_watch(network)
     play(watch, network, [WELL])
     network.silent = {8, 9, WORKER_1}
-    assert watch.look(60.0) is None
+    assert watch.check(60.0) is None
     play(watch, network, [({"silent": set()}, 5)])
 
 
@@ -176,7 +176,7 @@ def test_a_pause_of_the_scheduler_or_of_this_process_ends_nothing():
     network = Network()
     watch = scheduler_watch(network)
     play(watch, network, [(QUIET, 5)])
-    assert watch.look(60.0) is None
+    assert watch.check(60.0) is None
     play(watch, network, [({"silent": set()}, 5), (QUIET, 5)])
 
 
@@ -215,7 +215,7 @@ def test_a_server_that_stops_after_the_scheduler_has_left_is_not_alarmed(monkeyp
     ended, looked = [], []
 
     def look(_):
-        looked.append(process.look(0.5))
+        looked.append(process.check(0.5))
         store.stops = len(looked) < 20  # the transport
         return looked[-1]
 
@@ -257,9 +257,9 @@ def test_a_sign_of_life_counts_once_whatever_the_clock_says(monkeypatch, now):
     node = Nodes(None)
     library.now = now
     assert node.is_ready()
-    assert [node.has_beaten(1), node.has_beaten(1), node.is_ready()] == [True, False, True]
+    assert [node.has_heartbeat(1), node.has_heartbeat(1), node.is_ready()] == [True, False, True]
     library.sign = now
-    assert [node.has_beaten(1), node.has_beaten(1)] == [True, False]
+    assert [node.has_heartbeat(1), node.has_heartbeat(1)] == [True, False]
 
 
 def test_the_transport_is_not_ready_before_it_knows_of_a_node(monkeypatch):

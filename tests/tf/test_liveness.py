@@ -46,12 +46,14 @@ def test_a_worker_of_several_is_watched_from_its_import_on(monkeypatch, launched
     monkeypatch.setattr(liveness.marks, "begin", lambda: done.append("begin"))
     monkeypatch.setattr(liveness, "_watch_start", lambda *given: done.append(given))
     monkeypatch.setattr(liveness, "on_failure", lambda _: done.append("on_failure"))
-    monkeypatch.setattr(compat, "be_patient", lambda: done.append("be_patient"))
+    monkeypatch.setattr(
+        compat, "extend_heartbeat_timeout", lambda: done.append("extend_heartbeat_timeout")
+    )
     monkeypatch.setattr(liveness.marks, "are_read", lambda: launched)
     liveness.watch_from_import()
     watched = (2, ["a:1", "b:1", "c:1"])
     tells = [] if launched else ["on_failure", "on_failure"]
-    assert done == ["fail_fast", "begin", watched, *tells, "be_patient"]
+    assert done == ["fail_fast", "begin", watched, *tells, "extend_heartbeat_timeout"]
 
 
 @pytest.mark.parametrize("has_started", [True, False])
@@ -78,8 +80,8 @@ def test_tensorflow_waits_longer_than_our_heartbeats(monkeypatch):
         given.append(heartbeat_timeout_in_ms)
 
     monkeypatch.setattr(context.Context, "configure_coordination_service", configure)
-    compat.be_patient()
-    compat.be_patient()
+    compat.extend_heartbeat_timeout()
+    compat.extend_heartbeat_timeout()
     configure = context.Context.configure_coordination_service
     configure(context.context(), service_type="standalone", service_leader="a")
     configure(context.context(), "standalone", heartbeat_timeout_in_ms=5)
@@ -96,7 +98,7 @@ def test_sigterm_ends_a_worker_unless_its_script_handles_it(handler):
             ignore, library = ctypes.c_void_p(1), ctypes.CDLL(None)
             library.signal(signal.SIGTERM, ignore)  # as TensorFlow, without the knowledge of Python
             assert is_ignored(signal.SIGTERM)
-        compat.let_sigterm_end()
+        compat.restore_sigterm()
         assert not is_ignored(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:

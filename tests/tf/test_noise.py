@@ -75,7 +75,7 @@ def test_all_samples_of_batches_of_any_size_get_the_same_noise(name):
 
     @tf.function(autograph=False)
     def draw(rows):
-        with compat.noise_alike():
+        with compat.same_noise():
             return DRAWS[name](rows)
 
     def drawn(rows):

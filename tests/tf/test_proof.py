@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lbbsp_tf import compat
-from lbbsp_tf.compat.probing import noise_alike
+from lbbsp_tf.compat.probing import same_noise
 from lbbsp_tf.exactness.proof import SAMPLES, Refusal, prove
 from lbbsp_tf.exactness.verification import uneven_sizes
 from lbbsp_tf.step.train_step import TrainStep, Weighting
@@ -403,7 +403,7 @@ ORDERS = {
 def test_a_random_order_mixes_samples_while_noise_is_alike():
     @tf.function
     def drawn(n):
-        with noise_alike():
+        with same_noise():
             return {name: order(n) for name, order in ORDERS.items()}
 
     for name, order in drawn(tf.constant(ROWS)).items():

@@ -53,7 +53,7 @@ def beside_worker_0(monkeypatch, tmp_path):
             "probe": answer,
             "is_suspended": lambda process: seen[-1] == "suspended",
             "say": lambda text: done.append((text, os.path.exists(mark)) if mark else text),
-            "tell_of_failure": lambda *given: done.append(("tells", *given)),
+            "report_failure": lambda *given: done.append(("tells", *given)),
         }.items():
             monkeypatch.setattr(_start_watch, name, fake)
         _start_watch.main(["0", json.dumps(WORKERS), "2", str(mark)])
@@ -110,7 +110,7 @@ def test_errors_that_cannot_be_written_do_not_matter(monkeypatch):
         raise OSError
 
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write))
-    _start_watch.say("something")
+    _start_watch.print_message("something")
 
 
 def test_a_suspended_process_is_known():
@@ -135,7 +135,7 @@ def tell(monkeypatch, closed):
 
     def start(rank):
         arguments = rank, closed
-        thread = threading.Thread(target=_start_watch.tell_of_failure, args=arguments, daemon=True)
+        thread = threading.Thread(target=_start_watch.report_failure, args=arguments, daemon=True)
         thread.start()
         return thread
 

@@ -129,7 +129,7 @@ class AsyncSession:
 
         Worker 0 waits for the others if it records the run, because the record names their hosts.
         """
-        self._client.tell(self._identity)
+        self._client.send_identity(self._identity)
         self._client.compare(0, self._facts)
         if self._record_path is not None:
             names = self._client.identities()
@@ -188,7 +188,7 @@ class AsyncSession:
         """Whether batches were assigned that have had no step yet."""
         return bool(self._claims)
 
-    def owes_step(self) -> bool:
+    def must_end_step(self) -> bool:
         """Returns whether `end_step` must follow without samples, where a worker stops drawing.
 
         It ends an iteration of which this worker has computed a part, and drops the part that was
@@ -237,7 +237,7 @@ class AsyncSession:
         """Pushes the gradients of an iteration, and waits until this worker may proceed.
 
         Call `claim_part` before; `samples` are those that were passed to it last. Without samples,
-        this worker takes part in an iteration of the others, see `owes_step`.
+        this worker takes part in an iteration of the others, see `must_end_step`.
         """
         busy_seconds, drivers, _ = self._meter.reach()
         if not samples:

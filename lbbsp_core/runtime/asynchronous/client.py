@@ -95,7 +95,7 @@ class Client:
                 "all workers with the same ones"
             )
 
-    def tell(self, identity: Identity) -> None:
+    def send_identity(self, identity: Identity) -> None:
         """Tells the names of this worker."""
         first = _names_of(self._servers.rank)
         for place, integer in reversed([*enumerate(identity.pack())]):  # the length comes last

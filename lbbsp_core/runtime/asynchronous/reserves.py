@@ -63,7 +63,7 @@ class Reserves:
         self._split = Split((), 0)
         self._percent, self._began = 0, 0.0
         self._claims: dict[int, Claims] = {}
-        self._told: dict[int, PartsReport] = {}  # last, by rank
+        self._reports: dict[int, PartsReport] = {}  # last, by rank
         # Of those that have ended the iteration, by rank; None: nothing is learned from it.
         self._ran: dict[int, Pace | None] = {}
         self.left = 0
@@ -84,14 +84,14 @@ class Reserves:
         if not self.left or limit <= 0:
             return 0
         if worker not in self._claims:
-            report = self._told.get(worker, NO_PARTS)
+            report = self._reports.get(worker, NO_PARTS)
             self._claims[worker] = Claims(
                 *(self._sizes, self._split.mains, worker, self._state.step_seconds or 1.0),
                 *(report.claim_seconds, report.part_overhead, self._granularity),
             )
         claims, seconds = self._claims[worker], now - self._began
         claims.take(self._split.reserve - self.left, 0, seconds)  # what all have claimed is known
-        size = min(claims.want(seconds), self.left, limit)
+        size = min(claims.next_size(seconds), self.left, limit)
         claims.take(self._split.reserve - self.left, size, seconds)
         self.left -= size
         return size
@@ -112,7 +112,7 @@ class Reserves:
         pace = busy_seconds / max(shared.step_overhead + samples, 1)
         worker_pace = Pace(pace, shared.step_overhead, shared.part_overhead)
         self._ran[worker] = None if excluded or not busy_seconds or not samples else worker_pace
-        self._told[worker] = shared
+        self._reports[worker] = shared
         self.has_failed |= not shared.can_share
         return planned, worker_pace.main(planned)
 
@@ -121,7 +121,10 @@ class Reserves:
         ran = [worker for worker in sorted(self._ran) if self._sizes[worker]]
         paces = [pace for worker in ran if (pace := self._ran[worker]) is not None]
         if ran and len(paces) == len(ran):
-            reports, sizes = [self._told[worker] for worker in ran], [self._sizes[w] for w in ran]
+            reports, sizes = (
+                [self._reports[worker] for worker in ran],
+                [self._sizes[w] for w in ran],
+            )
             claim = sum(report.claim_seconds for report in reports) / len(reports)
             iteration = Seen(self._percent, max(report.seconds for report in reports))
             self._state = self._hindsight.update(

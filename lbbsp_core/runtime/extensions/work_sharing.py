@@ -232,7 +232,7 @@ class StepClaims(PartTimer):
         """
 
         def ask(seconds: float) -> tuple[int, int]:
-            size = self._claims.want(seconds)
+            size = self._claims.next_size(seconds)
             return self._claims.take(add(size), size, self.elapsed())
 
         return self.claim(None if self._claims.is_empty else ask)

@@ -23,7 +23,7 @@ from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, write_checkpoin
 from lbbsp_core.runtime.exchange.handshake import Identity
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_core.runtime.reliability.liveness import say
+from lbbsp_core.runtime.reliability.liveness import print_message
 from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_core.validate import require_path
 
@@ -43,7 +43,7 @@ class CheckpointSchedule:
         requests: Its extension that tells the others of a SIGTERM.
         collect: Returns the state of all workers; a collective. With False, this worker does not
             write it, so that nothing need be copied. None if the state cannot be saved now.
-        say_left: Says that this worker leaves; with True, its last checkpoint has failed.
+        report_exit: Says that this worker leaves; with True, its last checkpoint has failed.
         is_idle: Returns whether no step may follow. A thread then saves what `collect_own` returns,
             the state of this worker without a collective, and ends the process if none does.
     """
@@ -51,7 +51,7 @@ class CheckpointSchedule:
     session: WorkerSession
     requests: Stopping
     collect: Callable[[bool], Checkpoint | None]
-    say_left: Callable[[bool], None]
+    report_exit: Callable[[bool], None]
     is_idle: Callable[[], bool] = lambda: False
     collect_own: Callable[[], Checkpoint | None] | None = None
 
@@ -155,7 +155,7 @@ class CheckpointSchedule:
         """Writes a checkpoint, and ends this process, as all others do; a collective."""
         self.save()
         # No worker leaves before the file is complete: its absence would be noticed.
-        self.say_left(self.session.any_worker(not self.flush() or self._has_news))
+        self.report_exit(self.session.any_worker(not self.flush() or self._has_news))
         self._preemption.close()
         sys.exit(STATUS)
 
@@ -198,7 +198,7 @@ class CheckpointSchedule:
             self._copying.release()
             return False
         failed = "" if self.flush() else " (none could be written now)"
-        say(
+        print_message(
             f"worker {self.session.rank} leaves before step {self.session.step}, because it got "
             "SIGTERM, and no step has followed; the last checkpoint is in "
             f"{self.writer.folder}{failed}"

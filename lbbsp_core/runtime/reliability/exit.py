@@ -131,8 +131,11 @@ def end_now(status: int, message: str = "", *, linger_seconds: float = 0.0) -> N
     With the logger ``lbbsp.liveness`` at debug level, the stacks of all threads follow the message.
     Other threads run on for `linger_seconds` after the message.
     """
-    say, linger = functools.partial(_say, message), functools.partial(time.sleep, linger_seconds)
-    _end_after(status, say, linger, linger_seconds=linger_seconds)
+    report, linger = (
+        functools.partial(_print_message, message),
+        functools.partial(time.sleep, linger_seconds),
+    )
+    _end_after(status, report, linger, linger_seconds=linger_seconds)
 
 
 def _fail(status: int, *say: Callable[[], object]) -> NoReturn:
@@ -160,7 +163,7 @@ def _end_after(status: int, *calls: Callable[[], object], linger_seconds: float 
     os._exit(status)
 
 
-def _say(message: str) -> None:
+def _print_message(message: str) -> None:
     if message:
         print(message.rstrip(), file=sys.stderr, flush=True)
         if logger.isEnabledFor(logging.DEBUG):

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from lbbsp_core.runtime.options.defaults import SILENCE_SECONDS
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity, describe
 from lbbsp_core.runtime.reliability.exit import LEFT, end_now
-from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS, Watch, say
+from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS, Watch, print_message
 from lbbsp_core.runtime.reliability.marks import note_lost
 
 BEAT_SECONDS: Final = 0.5  # between two beats
@@ -236,8 +236,8 @@ class Heartbeat:
         self._reports = 0
         self._unanswered = 0.0
         self._watches = [
-            Watch(call, lambda: self.names[rank], BEAT_SECONDS, self._tell_and_end)
-            for call in (self.look, self.post, self.read)
+            Watch(call, lambda: self.names[rank], BEAT_SECONDS, self._report_and_end)
+            for call in (self.check, self.post, self.read)
         ]
 
     def use_times(self, silence_seconds: float, limit_seconds: float | None) -> None:
@@ -277,8 +277,8 @@ class Heartbeat:
                 self._beats.see(rank, Beat.of(row))
         self._beats.wait(seconds)
 
-    def look(self, seconds: float) -> str | None:
-        """Returns why this process must end, or None, `seconds` after the last look."""
+    def check(self, seconds: float) -> str | None:
+        """Returns why this process must end, or None, `seconds` after the last check."""
         self._unanswered += min(seconds, MAX_COUNTED_SECONDS)
         if self._rank == 0:
             self._report()
@@ -297,7 +297,7 @@ class Heartbeat:
         note_lost(self._loss.rank, why)
         return why
 
-    def _tell_and_end(self, status: int, why: str) -> None:
+    def _report_and_end(self, status: int, why: str) -> None:
         """Ends the process; its beats go on for a moment if the others learn the loss from them."""
         tells = self._rank in (0, self._loss.rank)
         status = LEFT if self._loss.reason == Reason.PREEMPTED else status
@@ -311,7 +311,7 @@ class Heartbeat:
             for rank in self._beats.late():
                 beat = self._beats.beats.get(rank, Beat())
                 doing = f"{self.names[rank]} is {describe(beat.activity, beat.step)}"
-                say(f"{doing}; others have waited for it for {waited} s")
+                print_message(f"{doing}; others have waited for it for {waited} s")
         self._reports = reports
 
     def _describe(self, loss: Loss) -> str:

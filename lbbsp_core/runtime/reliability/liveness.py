@@ -24,13 +24,13 @@ from lbbsp_core.runtime.reliability.exit import end_now
 
 logger = logging.getLogger("lbbsp.liveness")
 
-MAX_COUNTED_SECONDS: Final = 2.0  # of the time between two looks: this process may be suspended
+MAX_COUNTED_SECONDS: Final = 2.0  # of the time between two checks: this process may be suspended
 _CHECK_SECONDS: Final = 0.2
 
 T = TypeVar("T")
 
 
-def say(message: str) -> None:
+def print_message(message: str) -> None:
     """Prints a message of this library."""
     with suppress(OSError, ValueError):  # without a usable standard error
         print(f"lbbsp: {message}", file=sys.stderr, flush=True)
@@ -47,15 +47,15 @@ def daemon_thread(target: Callable[[], None], name: str) -> threading.Thread:
 class Watch:
     """Thread that asks a source regularly for a reason to end the process, and then ends it.
 
-    `look` takes the seconds since the last look, at first about 0, and returns why the process must
+    `check` takes the seconds since the last one, at first about 0, and returns why the process must
     end, or None. `name` returns the name of the process for the message. An error in either has no
-    effect: the next look may succeed.
+    effect: the next check may succeed.
     """
 
     # Each source has a thread of its own: one that has to wait for a connection or a lock must not
     # keep the others from ending the process.
 
-    look: Callable[[float], str | None]
+    check: Callable[[float], str | None]
     name: Callable[[], str] | None = None
     pause_seconds: float = 0.5
     end: Callable[[int, str], object] = end_now
@@ -70,11 +70,11 @@ class Watch:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stops after the look in progress."""
+        """Stops after the check in progress."""
         self._stopped.set()
 
     def join(self) -> None:
-        """Waits until no look is running, after `stop`."""
+        """Waits until no check is running, after `stop`."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -82,10 +82,10 @@ class Watch:
         while not self._stopped.is_set():
             now, message = time.monotonic(), None
             try:
-                if (why := self.look(now - before)) is not None:
+                if (why := self.check(now - before)) is not None:
                     message = f"lbbsp: {why}" + (f"; {self.name()} ends" if self.name else "")
             except Exception:
-                logger.debug("a look has failed", exc_info=True)
+                logger.debug("a check has failed", exc_info=True)
             before = now
             if message is not None:
                 self.end(1, message)
@@ -98,7 +98,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._deadlines: dict[object, tuple[float, str]] = {}  # several threads may wait
-        Watch(self._look, pause_seconds=_CHECK_SECONDS).start()
+        Watch(self._check, pause_seconds=_CHECK_SECONDS).start()
 
     @contextmanager
     def deadline(self, seconds: float, message: str) -> Iterator[None]:
@@ -110,7 +110,7 @@ class Watchdog:
         finally:
             del self._deadlines[key]
 
-    def _look(self, _: float) -> str | None:
+    def _check(self, _: float) -> str | None:
         now = time.monotonic()
         return next((why for until, why in list(self._deadlines.values()) if now > until), None)
 

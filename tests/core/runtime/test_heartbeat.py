@@ -61,7 +61,7 @@ class Job:
             for rank in sorted(self.alive):
                 self.workers[rank].post()
                 self.workers[rank].read(BEAT_SECONDS)
-                why = self.workers[rank].look(BEAT_SECONDS)
+                why = self.workers[rank].check(BEAT_SECONDS)
                 if why is not None:
                     said.setdefault(rank, why)
         return said
@@ -181,7 +181,7 @@ def test_all_workers_leave_with_one_that_got_sigterm(job, asked):
     why = f"worker {asked} got SIGTERM (between steps, before step 8), so that all workers leave"
     assert set(said.values()) == {why}
     for worker in job.workers:
-        worker._tell_and_end(1, why)
+        worker._report_and_end(1, why)
     assert ends == [143] * 3
 
 
@@ -198,7 +198,7 @@ def test_a_worker_that_was_suspended_does_not_suspect_the_others(job):
     job.now += 3600
     for worker in job.workers:
         worker.read(3600.0)
-        assert worker.look(3600.0) is None
+        assert worker.check(3600.0) is None
 
 
 def test_time_without_readings_is_no_silence_of_the_others(job):
@@ -206,9 +206,9 @@ def test_time_without_readings_is_no_silence_of_the_others(job):
     job.workers[2].post()  # and reads only now, because another thread has kept it from running
     for _ in range(40):
         job.now += BEAT_SECONDS
-        assert job.workers[0].look(0.0) is None
+        assert job.workers[0].check(0.0) is None
     job.workers[0].read(40 * BEAT_SECONDS)
-    assert job.workers[0].look(0.0) is None
+    assert job.workers[0].check(0.0) is None
 
 
 def test_a_wait_that_ends_as_another_worker_leaves_is_no_loss(job):
@@ -234,8 +234,8 @@ def test_a_wait_that_goes_on_after_another_worker_has_left_is_in_vain_soon(job):
 
 def test_a_board_that_does_not_respond_ends_the_wait(job):
     job.run(5)
-    assert [job.workers[1].look(2.0) for _ in range(4)] == [None] * 4
-    assert job.workers[1].look(2.0) == "the store did not respond for 10 s"
+    assert [job.workers[1].check(2.0) for _ in range(4)] == [None] * 4
+    assert job.workers[1].check(2.0) == "the store did not respond for 10 s"
 
 
 @pytest.fixture

@@ -58,8 +58,8 @@ def test_a_wait_that_lasts_too_long_ends_the_process(monkeypatch):
     clock[0] = 2.0
     with watchdog.deadline(10.0, "the servers do not respond"), watchdog.deadline(20.0, "later"):
         clock[0] = 12.0
-        assert watch.look(0.2) is None
+        assert watch.check(0.2) is None
         clock[0] = 12.1
-        assert watch.look(0.2) == "the servers do not respond"
-    assert watch.look(0.2) is None
+        assert watch.check(0.2) == "the servers do not respond"
+    assert watch.check(0.2) is None
     assert watch.end is end_now

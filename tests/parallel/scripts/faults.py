@@ -117,7 +117,7 @@ from lbbsp_core.runtime.reliability.heartbeat import Heartbeat  # noqa: E402
 from lbbsp_tf.step.parts import Parts  # noqa: E402
 
 meet("at_import")
-look, tell_and_end = Heartbeat.look, Heartbeat._tell_and_end
+look, report_and_end = Heartbeat.check, Heartbeat._report_and_end
 
 
 def looked(heartbeat, seconds):
@@ -129,10 +129,10 @@ def told(heartbeat, status, why):
     if what.startswith("sigterm"):
         mark.with_suffix(f".{own_rank()}").touch()
         wait_for(mark.with_suffix(f".{1 - own_rank()}").exists)
-    tell_and_end(heartbeat, status, why)
+    report_and_end(heartbeat, status, why)
 
 
-Heartbeat.look, Heartbeat._tell_and_end = looked, told
+Heartbeat.check, Heartbeat._report_and_end = looked, told
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 meet("at_strategy")
 balancer = lbbsp_tf.LoadBalancer(strategy, 16, **options)

@@ -196,9 +196,9 @@ def profiled():
     net = deep(2)
     trainer = trainer_of(net.collect_params(), "adam")
     mx.profiler.set_config(profile_api=True, filename=str(FOLDER / f"profile{RANK}"))
-    looks, beats = [], liveness.Nodes.has_beaten
+    looks, beats = [], liveness.Nodes.has_heartbeat
     look = lambda *args: (looks.append(args), beats(*args))[1]  # noqa: E731
-    with patch.object(liveness.Nodes, "has_beaten", look):
+    with patch.object(liveness.Nodes, "has_heartbeat", look):
         while len(looks) < 3:
             mx.profiler.set_state("run")
             mx.profiler.set_state("stop")
