@@ -22,8 +22,9 @@ JOBS = "tests/parallel/"
 
 
 def pytest_collection_modifyitems(items):
-    """Starts with the jobs, which take longest."""
-    items.sort(key=lambda item: not item.nodeid.startswith(JOBS))  # stable
+    """Starts with what takes longest, so that no process is left with it at the end."""
+    starts = "tests/test_gpu_checks.py", "tests/examples/", JOBS
+    items.sort(key=lambda item: [not item.nodeid.startswith(start) for start in starts])  # stable
 
 
 def pytest_collection_finish():
@@ -56,9 +57,8 @@ settings.load_profile("lbbsp")
 @pytest.fixture
 def writes_each(monkeypatch):
     """Makes every checkpoint due be written: no write is skipped while another one is running."""
-    from lbbsp_core.runtime.loop.checkpoint_schedule import (
-        CheckpointWriter,  # not before the variable
-    )
+    # Not before the variable.
+    from lbbsp_core.runtime.loop.checkpoint_schedule import CheckpointWriter
 
     def is_busy(writer):
         writer.flush()
