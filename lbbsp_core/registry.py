@@ -50,21 +50,15 @@ class Component(Generic[T]):
     @property
     def open_fields(self) -> dict[str, inspect.Parameter]:
         """Fields of the class that are not among the options, by name, in their order."""
-        parameters = (
+        fields = (
             inspect.signature(self.cls).parameters if dataclasses.is_dataclass(self.cls) else {}
         )
-        return {
-            name: parameter for name, parameter in parameters.items() if name not in self.options
-        }
+        return {name: field for name, field in fields.items() if name not in self.options}
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of the open fields without a default."""
-        return tuple(
-            name
-            for name, parameter in self.open_fields.items()
-            if parameter.default is parameter.empty
-        )
+        return tuple(k for k, v in self.open_fields.items() if v.default is v.empty)
 
     @property
     def is_available(self) -> bool:
@@ -156,11 +150,7 @@ class Registry(dict[str, Component[T]]):
         """Returns the text itself, the name of an equal component, or else the object's repr."""
         if isinstance(value, str):
             return value
-        complete = (
-            name
-            for name, component in self.items()
-            if component.is_available and not component.missing
-        )
+        complete = (k for k, v in self.items() if v.is_available and not v.missing)
         return next((name for name in complete if self.build(name) == value), repr(value))
 
     def _lacking(self, value: object) -> list[str]:

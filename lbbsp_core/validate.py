@@ -149,10 +149,7 @@ def printable(text: str) -> str:
     """
     width_0 = "Cf"  # marks of direction and joiners: with a "?", columns would not fit
     return "".join(
-        character
-        if character.isprintable() or character == "\n"
-        else "?" * (category(character) != width_0)
-        for character in text
+        c if c.isprintable() or c == "\n" else "?" * (category(c) != width_0) for c in text
     )
 
 

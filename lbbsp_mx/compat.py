@@ -103,10 +103,8 @@ def add_handlers(further: Callable[[Sequence[Any]], list[Any]]) -> None:
     def categorize_all(self: Any, event_handlers: Sequence[Any]) -> Any:
         if not (added := further(event_handlers)):
             return categorize(self, event_handlers)
-        handlers = [*event_handlers, *added]
-        return categorize(
-            self, sorted(handlers, key=lambda handler: getattr(handler, "priority", 0))
-        )
+        union = [*event_handlers, *added]
+        return categorize(self, sorted(union, key=lambda handler: getattr(handler, "priority", 0)))
 
     Estimator._categorize_handlers = categorize_all
 

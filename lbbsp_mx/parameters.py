@@ -121,11 +121,8 @@ def _described(value: object) -> str:
 def _living(kind: type[gluon.Block]) -> Iterator[Any]:
     """Yields the layers of a kind that exist, because parameters do not know their layers."""
     layers = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
-    return (
-        layer
-        for layer in layers
-        if hasattr(layer, "_children")  # else its creation has failed
-    )
+    # Without the attribute, their creation has failed.
+    return (layer for layer in layers if hasattr(layer, "_children"))
 
 
 # Row-sparse parameters, of which each worker has all rows
@@ -176,17 +173,13 @@ def copy_rows(param: gluon.Parameter, out: Arrays | mx.nd.NDArray) -> None:
 
 def devices_of(contexts: Sequence[mx.Context]) -> Devices:
     """Returns the devices among which this worker splits its batch, such as "2 x cpu, 2 cores"."""
-    names = [
-        gpu(context.device_id) if context.device_type == "gpu" else cpu() for context in contexts
-    ]
+    names = [gpu(device.device_id) if device.device_type == "gpu" else cpu() for device in contexts]
     text = names[0] if len(names) == 1 else f"{len(names)} x {names[0]}"
     if len(set(names)) > 1:
         text = ", ".join(names)
-    are_gpus = all(context.device_type == "gpu" for context in contexts)
+    are_gpus = all(device.device_type == "gpu" for device in contexts)
     # Only the memory of the first GPU is sampled.
-    return Devices(
-        (text,), are_gpus, are_gpus and [context.device_id for context in contexts] == [0]
-    )
+    return Devices((text,), are_gpus, are_gpus and [device.device_id for device in contexts] == [0])
 
 
 def devices_of_module(count: int) -> Devices:

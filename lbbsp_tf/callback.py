@@ -120,11 +120,9 @@ class LoadBalancer(BalancedFit):
         checks.check_strategy(strategy, workers)
         replicas = strategy.num_replicas_in_sync
         local = replicas // workers
-        session_options = SessionOptions.of(options, LoadBalancer.__init__)
+        settings = SessionOptions.of(options, LoadBalancer.__init__)
         if workers > 1:
-            heartbeat = start_heartbeat(
-                self.rank, addresses(strategy.cluster_resolver), session_options
-            )
+            heartbeat = start_heartbeat(self.rank, addresses(strategy.cluster_resolver), settings)
             leave_together(self.rank, workers, heartbeat)
             compat.restore_sigterm()
             end_with_peers(heartbeat.leave)
@@ -134,7 +132,7 @@ class LoadBalancer(BalancedFit):
             mirrored_collectives(strategy) if workers > 1 else LocalReplicas(local),
             local,
             global_batch_size,
-            session_options,
+            settings,
             versions={"tensorflow": tf.__version__, "keras": keras.__version__},
             activity=current_activity(),
             devices=devices_of(strategy) if replicas > 1 else None,

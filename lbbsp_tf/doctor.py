@@ -118,9 +118,7 @@ def _slurm() -> Iterator[Finding]:
     except Exception as error:
         yield note(check, f"cannot read the variables of Slurm: {error}", remedy)
         return
-    tasks = "; ".join(
-        f"{kind} {', '.join(addresses)}" for kind, addresses in cluster.as_dict().items()
-    )
+    tasks = "; ".join(f"{kind} {', '.join(hosts)}" for kind, hosts in cluster.as_dict().items())
     text = f"this is {resolver.task_type} {resolver.task_id} of {tasks}"
     yield ok(check, f"{text}; on nodes without GPUs, pass it gpus_per_node and gpus_per_task")
     node = env.slurm_node()

@@ -82,9 +82,7 @@ class BalancedFit(keras.callbacks.Callback):
                 compat.build(self.model, self._input.pipeline.example)
         if self.active or self._checkpoints:
             # Keras calls it in this event already, after all others.
-            running[:] = [
-                callback for callback in running if not isinstance(callback, _AfterOthers)
-            ]
+            running[:] = [entry for entry in running if not isinstance(entry, _AfterOthers)]
             running.append(_AfterOthers(self, self._checkpoints))
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:

@@ -124,15 +124,11 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
         if self._graph is None:
             return []
         if self._found is None:
-            variables = {  # in any order
-                id(variable.handle): variable for variable in self._graph.variables
-            }
+            variables = {id(v.handle): v for v in self._graph.variables}  # in any order
             captured = [variables.get(id(outer)) for outer, _ in self._graph.captures]
             of_workers = tf.VariableSynchronization.ON_READ
-            shared_variables = [
-                v for v in captured if v is not None and v.synchronization != of_workers
-            ]
-            self._found = shared_variables
+            shared = [v for v in captured if v is not None and v.synchronization != of_workers]
+            self._found = shared
         return self._found
 
     def _epoch_alone(self) -> Iterator[Nest]:

@@ -90,9 +90,6 @@ def replayed_trace(trace: Trace) -> Contention:
         )
     place = trace.drivers.index(COLUMN)
     return [
-        replayed(
-            (float(measurement.busy_seconds), measurement.drivers[place])
-            for measurement in series.measurements
-        )
+        replayed((float(row.busy_seconds), row.drivers[place]) for row in series.measurements)
         for series in trace.series
     ]

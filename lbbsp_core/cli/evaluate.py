@@ -85,12 +85,12 @@ def evaluate(
 
 def _print(out: Console, result: Evaluation) -> None:
     names, traces = result.predictors, result.scores.values()
-    errors = [[score.rmse for score in scores.values()] for scores in traces]
+    errors = [[score.rmse for score in trace.values()] for trace in traces]
     errors.append([result.geometric_mean_rmse(name) for name in names])
     title = f"RMSE of speed / mean speed, horizon {result.horizon}"
     out.print(_by_trace(result, title, errors, "geometric mean", min))
     if len(result.notes) < len(result.scores):
-        efficiencies = [[score.efficiency for score in scores.values()] for scores in traces]
+        efficiencies = [[score.efficiency for score in trace.values()] for trace in traces]
         efficiencies.append([result.mean_efficiency(name) for name in names])
         title = f"efficiency of LoadBalanced with these forecasts, lag {result.horizon}"
         out.print(_by_trace(result, title, efficiencies, "mean", max))
@@ -98,15 +98,12 @@ def _print(out: Console, result: Evaluation) -> None:
     figures = "MAPE", "update", "predict", "p99.9"
     costs = options.FiguresTable(("predictor",), figures, title=title)
     for name in names:
-        predictor_scores = [scores[name] for scores in traces]
+        scores = [trace[name] for trace in traces]
         update, predict = (
-            f"{fmean(getattr(score, key) for score in predictor_scores):.1f}"
+            f"{fmean(getattr(score, key) for score in scores):.1f}"
             for key in ("update_us", "predict_us")
         )
-        mape, tail = (
-            fmean(score.mape for score in predictor_scores),
-            max(score.p999_us for score in predictor_scores),
-        )
+        mape, tail = fmean(score.mape for score in scores), max(score.p999_us for score in scores)
         costs.add_row(_label(name), f"{mape:.1%}", update, predict, f"{tail:.0f}")
     out.print(costs)
 

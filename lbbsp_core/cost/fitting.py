@@ -121,9 +121,7 @@ def repair(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
     notes = [_note(block) for block in blocks if len(block) > 1]
     kept = [*blocks[:-1], blocks[-1][-1:]] if len(blocks) > 1 else blocks
     pairs = zip(map(_mean, blocks), kept, strict=True)
-    return [
-        Point(point.batch, mean, point.repeats) for mean, block in pairs for point in block
-    ], notes
+    return [Point(p.batch, mean, p.repeats) for mean, block in pairs for p in block], notes
 
 
 def _mean(block: Sequence[Point]) -> float:

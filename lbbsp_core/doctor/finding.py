@@ -58,9 +58,7 @@ def count(diagnosis: Diagnosis, status: Status) -> int:
 
 def figures(diagnosis: Diagnosis) -> dict[str, object]:
     """Returns a diagnosis as ``--json`` writes it."""
-    topics = {
-        topic: [finding._asdict() for finding in findings] for topic, findings in diagnosis.items()
-    }
+    topics = {topic: [row._asdict() for row in rows] for topic, rows in diagnosis.items()}
     problems, notes = count(diagnosis, "problem"), count(diagnosis, "note")
     return {"schema": 1, "problems": problems, "notes": notes, "topics": topics}
 

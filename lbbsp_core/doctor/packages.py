@@ -121,13 +121,9 @@ def of_extra(requirements: Iterable[str], extra: str) -> Iterator[Requirement]:
     def applies(package: Requirement, name: str) -> bool:
         return package.marker is None or package.marker.evaluate({"extra": name})
 
-    for requirement in map(Requirement, requirements):
-        if (
-            requirement.name != DISTRIBUTION
-            and applies(requirement, extra)
-            and not (extra and applies(requirement, ""))
-        ):
-            yield requirement
+    for spec in map(Requirement, requirements):
+        if spec.name != DISTRIBUTION and applies(spec, extra) and not (extra and applies(spec, "")):
+            yield spec
 
 
 def _compared(requirement: Requirement, extra: str, version: str | None) -> Finding:

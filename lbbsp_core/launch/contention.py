@@ -59,12 +59,9 @@ class Place(NamedTuple):
 
     def command(self, neighbour: int, file: Path, started: float, job: float) -> list[str]:
         """Writes the schedule of one neighbour, and returns the arguments of Python that run it."""
-        demands = [
-            (seconds, sum(phase_demands[neighbour : neighbour + 1]))
-            for seconds, phase_demands in self.phases
-        ]
+        phases = [(s, sum(demands[neighbour : neighbour + 1])) for s, demands in self.phases]
         shares = [(job + seconds, share) for seconds, share in self.shares]
-        content = {"started": started, "phases": demands, "shares": shares}
+        content = {"started": started, "phases": phases, "shares": shares}
         file.write_text(json.dumps(content), encoding="ascii")
         return ["-I", "-S", _neighbour.__file__, str(file)]
 

@@ -64,13 +64,8 @@ def schedule(
     timed = sorted([(0.0, speeds), *speeds_at], key=itemgetter(0))
     checked = [(float(seconds), check_speeds(values, workers)) for seconds, values in timed]
     # The largest factor that fits each worker in a core, and each stage in the machine.
-    scale = min(
-        min(MAX_SHARE / max(stage_speeds), MAX_LOAD * cores / sum(stage_speeds))
-        for _, stage_speeds in checked
-    )
-    stages = tuple(
-        Stage(s, tuple(scale * speed for speed in stage_speeds)) for s, stage_speeds in checked
-    )
+    scale = min(min(MAX_SHARE / max(row), MAX_LOAD * cores / sum(row)) for _, row in checked)
+    stages = tuple(Stage(s, tuple(scale * speed for speed in row)) for s, row in checked)
     return Schedule(stages, period_us(min(min(stage.shares) for stage in stages)))
 
 

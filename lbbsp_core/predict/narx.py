@@ -345,10 +345,8 @@ def _standardised(inputs: Array, center: Array, scale: Array) -> Array:
     return z
 
 
-def _filled(drivers: tuple[float, ...], old_drivers: tuple[float, ...]) -> tuple[float, ...]:
-    """Returns as many drivers as `old_drivers` has, which replaces missing and non-finite ones."""
-    if len(drivers) != len(old_drivers):
-        drivers = (*drivers, *old_drivers[len(drivers) :])[: len(old_drivers)]
-    return tuple(
-        x if math.isfinite(x) else old for x, old in zip(drivers, old_drivers, strict=True)
-    )
+def _filled(drivers: tuple[float, ...], latest: tuple[float, ...]) -> tuple[float, ...]:
+    """Returns as many drivers as `latest` has, which replaces missing and non-finite ones."""
+    if len(drivers) != len(latest):
+        drivers = (*drivers, *latest[len(drivers) :])[: len(latest)]
+    return tuple(x if math.isfinite(x) else old for x, old in zip(drivers, latest, strict=True))

@@ -216,11 +216,7 @@ class LiveRun:
     def _rates(self, steps: Sequence[StepLine]) -> tuple[float | None, float | None]:
         """Returns steps and samples per second; of pushes, the sums of the workers' own rates."""
         if self._pushes:
-            rates = [
-                _rates_of(pushes)
-                for pushes in self._pushes.values()
-                if pushes[-1].seconds > pushes[0].seconds
-            ]
+            rates = [_rates_of(p) for p in self._pushes.values() if p[-1].seconds > p[0].seconds]
             return (sum(r[0] for r in rates), sum(r[1] for r in rates)) if rates else (None, None)
         count, seconds = len(steps), sum(line.wall_seconds for line in steps)
         samples = sum(sum(line.sizes) for line in steps)

@@ -68,13 +68,10 @@ def draw_comparison(
     scale = 1.05e3 * max(float(table.seconds.mean()) for table in tables)
     labels = [_names(speeds or [1.0] * table.workers) for table in tables]
     sides = list(zip(("first", "second"), names, tables, labels, strict=True))
-    drawn = [
-        _step_chart(side, name, table, worker_labels, scale)
-        for side, name, table, worker_labels in sides
-    ]
+    drawn = [_step_chart(side, name, table, workers, scale) for side, name, table, workers in sides]
     drawn.append(_times(names, tables))
-    for side, name, table, worker_labels in sides:
-        chart = batch_chart(table, worker_labels)
+    for side, name, table, workers in sides:
+        chart = batch_chart(table, workers)
         title = f"{chart.title}: {name}"
         drawn.append(replace(chart, name=f"batches-{side}", title=title, wide=False))
     verdict = f"{names[1]} trains {compared(names[0], speedup)}"
@@ -115,10 +112,8 @@ def _differences(tables: Sequence[StepTable]) -> dict[str, list[str]]:
     """Returns what differs between the settings of two runs, by name."""
     compared = ("framework", "workers", "global_batch_size", "num_samples", "seed", "lag", "policy",
                 "predictor", "cost", "hosts", "devices", "versions")  # fmt: skip
-    settings = {
-        name: [_shown(getattr(table.header, name)) for table in tables] for name in compared
-    }
-    return {name.replace("_", " "): both for name, both in settings.items() if both[0] != both[1]}
+    values = {name: [_shown(getattr(table.header, name)) for table in tables] for name in compared}
+    return {name.replace("_", " "): both for name, both in values.items() if both[0] != both[1]}
 
 
 def _shown(value: object) -> str:

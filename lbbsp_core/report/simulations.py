@@ -95,11 +95,9 @@ def _updates(results: Sequence[Result]) -> Iterator[Chart]:
         marks = np.concatenate([[0.0], times[per - 1 :: per]])
         return marks[1:], np.diff(marks) / per
 
-    for number, (title, group) in enumerate(
-        groupby(results, key=lambda result: _title(result.row))
-    ):
+    for i, (title, group) in enumerate(groupby(results, key=lambda result: _title(result.row))):
         curves = [_Curve(result.row.title, result.row.policy, *windows(result)) for result in group]
-        yield _chart(f"updates-{number}", f"Updates: {title}", "seconds per update", curves)
+        yield _chart(f"updates-{i}", f"Updates: {title}", "seconds per update", curves)
 
 
 def _scaling(rows: Sequence[Row]) -> Chart:

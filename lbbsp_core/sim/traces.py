@@ -122,16 +122,8 @@ def write_trace(path: str | Path, trace: Trace) -> None:
     writer = csv.writer(text, lineterminator="\n")  # which writes all digits of a float
     writer.writerow(names)
     for series in trace.series:
-        for step, measurement in zip(series.steps.tolist(), series.measurements, strict=True):
-            writer.writerow(
-                (
-                    series.worker,
-                    step,
-                    measurement.samples,
-                    measurement.busy_seconds,
-                    *measurement.drivers,
-                )
-            )
+        for step, row in zip(series.steps.tolist(), series.measurements, strict=True):
+            writer.writerow((series.worker, step, row.samples, row.busy_seconds, *row.drivers))
     write_whole(path, text.getvalue().encode())
 
 

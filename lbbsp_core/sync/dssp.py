@@ -103,10 +103,8 @@ class DSSP:
         granted = worker_state.credits or self._grant(DSSPState(clocks, workers), worker)
         waits = not granted and clocks.lead(worker) > self.lower
         worker_state = worker_state._replace(credits=max(granted - 1, 0), waits=waits)
-        after, other_ranks = self._release(
-            state.clocks, clocks, replaced(workers, worker, worker_state)
-        )
-        release = other_ranks if waits else tuple(sorted((*other_ranks, worker)))
+        after, ranks = self._release(state.clocks, clocks, replaced(workers, worker, worker_state))
+        release = ranks if waits else tuple(sorted((*ranks, worker)))
         return after, SyncDecision((worker,), release)
 
     def finish(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:

@@ -131,15 +131,11 @@ class Rounds:
         sizes, seconds, costs, flags = zip(*latest, strict=True)
         excluded = tuple(rank for rank, flag in enumerate(flags) if flag or not learns)
         constraints = self.constraints
-        uses = zip(self._first_uses, constraints.limits, strict=False)
-        first_uses = tuple(
-            _NO_USES if bounds.maximum == 0 else worker_uses for worker_uses, bounds in uses
-        )
-        observation = Observation(
-            self._round, sizes, seconds, excluded, costs, first_uses=first_uses
-        )
+        by_worker = zip(self._first_uses, constraints.limits, strict=False)
+        uses = tuple(_NO_USES if bounds.maximum == 0 else entry for entry, bounds in by_worker)
+        observation = Observation(self._round, sizes, seconds, excluded, costs, first_uses=uses)
         if self._is_known is not None:
-            constraints = bound_growth(constraints, first_uses, self.sizes, self._is_known)
+            constraints = bound_growth(constraints, uses, self.sizes, self._is_known)
         self._state = self.policy.update(self._state, constraints, observation)
         self.notices.of(self._state, f"round {self._round + 1}")
         self._round += 1

@@ -146,12 +146,10 @@ def _check_policy_run(
     )
 
 
-def _run_policy(
-    policy: Policy, constraints: Sequence[BatchConstraints], source: random.Random
-) -> _Run:
+def _run_policy(policy: Policy, inputs: Sequence[BatchConstraints], source: random.Random) -> _Run:
     """Runs a policy in a loop."""
-    first, *later = constraints
-    run = _Run(policy, constraints, [policy.init(first)], [])
+    first, *later = inputs
+    run = _Run(policy, inputs, [policy.init(first)], [])
     check_plan(run.states[0].sizes, first)
     speeds = [source.uniform(10.0, 100.0) for _ in first.limits]
     for step, cluster in enumerate(later):

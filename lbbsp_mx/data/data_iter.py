@@ -167,9 +167,7 @@ class ArraySamples(Sequence[Batch]):
                 f"the sampler draws sample {max(indices)} of arrays of {len(self)} samples: create "
                 "both for the same data set"
             )
-        data, label = (
-            [_take(array, indices, self._axis) for array in half] for half in self._halves
-        )
+        data, label = ([_take(part, indices, self._axis) for part in half] for half in self._halves)
         return data, label
 
 
@@ -212,8 +210,6 @@ def array_iter(
             "shuffle must be False in the NDArrayIter, got True: each worker would shuffle the "
             "arrays differently; trainer.batch_sampler(...) shuffles alike on all workers"
         )
-    if any(
-        isinstance(array, mx.nd.sparse.BaseSparseNDArray) for _, array in data.data + data.label
-    ):
+    if any(isinstance(part, mx.nd.sparse.BaseSparseNDArray) for _, part in data.data + data.label):
         raise TypeError("PlannedIter reads no sparse arrays: pass dense ones")
     return data

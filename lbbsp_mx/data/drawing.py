@@ -76,18 +76,18 @@ class EpochDrawer:
         drawn = self._draw_together(own_epoch)
         self.order.draw(epoch, drawn.indices, drawn.ends)
 
-    def _draw_together(self, own_epoch: Drawn | None) -> Drawn:
-        """Returns the epoch of worker 0, `own_epoch` on this one if it is given; a collective."""
+    def _draw_together(self, epoch: Drawn | None) -> Drawn:
+        """Returns the epoch of worker 0, `epoch` on this one if it is given; a collective."""
         workers, collectives = self._session.workers, self._session.collectives
         try:
-            own_epoch = own_epoch or self._draw()
+            epoch = epoch or self._draw()
         except Exception:  # of the sampler; the other workers wait for its row
             if workers > 1:
                 collectives.all_gather([0] * _WIDTH)
             raise
         if workers == 1:
-            return own_epoch
-        rows = collectives.all_gather(_row(own_epoch, workers))
+            return epoch
+        rows = collectives.all_gather(_row(epoch, workers))
         failed = [rank for rank, row in enumerate(rows) if not row[0]]
         if failed:
             raise DisagreementError(
@@ -95,11 +95,7 @@ class EpochDrawer:
                 "shows: give all workers the same sampler of the whole data set"
             )
         _refuse_parts(rows)
-        return (
-            own_epoch
-            if all(row == rows[0] for row in rows)
-            else _broadcast(collectives, own_epoch, rows[0])
-        )
+        return epoch if all(r == rows[0] for r in rows) else _broadcast(collectives, epoch, rows[0])
 
     def _draw(self) -> Drawn:
         session = self._session
@@ -156,22 +152,17 @@ def _refuse_parts(rows: list[list[int]]) -> None:
         )
 
 
-def _broadcast(collectives: PipelinedCollectives, own_epoch: Drawn, first: list[int]) -> Drawn:
+def _broadcast(collectives: PipelinedCollectives, epoch: Drawn, first: list[int]) -> Drawn:
     """Sends the epoch of worker 0 to all workers; `first` is the row that describes it."""
     _, samples, steps, by_batch, dropped, *_ = first
     count = 2 * (samples + steps)
     # float32 holds 16 bits exactly; only the row of worker 0 counts
-    halves = (
-        np.concatenate([own_epoch.indices, own_epoch.ends])
-        .astype("<u4")
-        .view("<u2")
-        .astype(np.float32)
-    )
+    words = np.concatenate([epoch.indices, epoch.ends]).astype("<u4").view("<u2").astype(np.float32)
     width = min(_CHUNK, 1 << (count - 1).bit_length())
     received: list[Any] = []
     with collectives.waiting("for the order of samples of worker 0"):
         for begin in range(0, count, width):
-            part = halves[begin : begin + width]
+            part = words[begin : begin + width]
             rows = collectives.begin_gather(np.pad(part, (0, width - len(part))), slot="epoch")()
             received.append(rows[0])
     values = np.concatenate(received)[:count].astype("<u2").view("<u4").astype(np.int64)

@@ -174,13 +174,9 @@ class Agreement:
 
     def _others(self) -> list[gluon.Parameter]:
         """Returns further parameters of the network, without statistics of its layers."""
-        own_ids = set(map(id, self._trainer._params))
-        other_params = [
-            param for param in network_of(self._trainer._params) if id(param) not in own_ids
-        ]
-        return [
-            param for param in other_params if param._data is not None and param._differentiable
-        ]
+        ids = set(map(id, self._trainer._params))
+        params = [param for param in network_of(self._trainer._params) if id(param) not in ids]
+        return [param for param in params if param._data is not None and param._differentiable]
 
     def _gather(self, call: int) -> list[_Row]:
         """Tells the others what this worker does now, and returns what each of them tells."""
@@ -248,9 +244,7 @@ class Agreement:
     def _weights(self) -> Iterator[npt.NDArray[Any]]:
         """Returns the weights that must be equal on all workers, once the batch is computed."""
         params = [param for agreement in self._compared for param in agreement._trainer._params]
-        learned = [
-            param for param in params if param.grad_req != "null" and param._data is not None
-        ]
+        learned = [p for p in params if p.grad_req != "null" and p._data is not None]
         _wait_for_readers(learned)
         return (param.list_data()[0].asnumpy() for param in learned)
 
@@ -274,11 +268,7 @@ class Agreement:
             **settings_of(trainer._params, self._learned),
         }
         hyperparameters = ((name, getattr(optimizer, name, None)) for name in self._hyperparameters)
-        return settings | {
-            name: setting
-            for name, setting in hyperparameters
-            if isinstance(setting, bool | int | float)
-        }
+        return settings | {k: v for k, v in hyperparameters if isinstance(v, bool | int | float)}
 
 
 def ends_epoch(session: PipelinedSession, step: int) -> bool:

@@ -107,24 +107,12 @@ def is_listening() -> bool:
 
 def peers() -> set[Address]:
     """Returns the other ends of the open connections of the cluster to this process."""
-    connections = _connections()
-    ports = {
-        connection.laddr.port
-        for connection in connections
-        if connection.status == psutil.CONN_LISTEN
-    }
-    opened = [
-        connection for connection in connections if connection.status == psutil.CONN_ESTABLISHED
-    ]
-    own_addresses = {  # it calls itself too
-        connection.laddr for connection in opened if connection.raddr.port in ports
-    }
-    incoming = [
-        connection
-        for connection in opened
-        if connection.laddr.port in ports and connection.raddr not in own_addresses
-    ]
-    return {connection.raddr for connection in incoming if not _is_stranger(connection.fd)}
+    links = _connections()
+    ports = {link.laddr.port for link in links if link.status == psutil.CONN_LISTEN}
+    opened = [link for link in links if link.status == psutil.CONN_ESTABLISHED]
+    own_ends = {link.laddr for link in opened if link.raddr.port in ports}  # it calls itself too
+    incoming = [link for link in opened if link.laddr.port in ports and link.raddr not in own_ends]
+    return {link.raddr for link in incoming if not _is_stranger(link.fd)}
 
 
 def scheduler_answers() -> bool | None:
@@ -145,10 +133,8 @@ def _is_stranger(connection: int) -> bool:
     """Returns whether a connection is of another program, as far as the system knows."""
     with socket.socket(fileno=os.dup(connection)) as peer:
         info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
-    bytes_sent, bytes_received = _COUNTS.unpack(info.ljust(_COUNTS.size, b"\0"))
-    return bool(
-        bytes_sent > 0 and (bytes_sent <= _GREETING_BYTES or bytes_received <= _HANDSHAKE_BYTES)
-    )
+    sent, received = _COUNTS.unpack(info.ljust(_COUNTS.size, b"\0"))
+    return bool(sent > 0 and (sent <= _GREETING_BYTES or received <= _HANDSHAKE_BYTES))
 
 
 def _connections() -> list[Any]:

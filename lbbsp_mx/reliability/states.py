@@ -76,10 +76,8 @@ def given_settings(trainer: gluon.Trainer) -> dict[str, str]:
     """Returns the settings of an optimizer and its schedule, before a step has changed one."""
     settings = {}
     for role, owner in _owners(trainer).items():
-        attributes = getattr(owner, "__dict__", {})
-        settings[f"the {role}"] = {
-            name: attributes[name] for name in attributes if name not in _DERIVED
-        }
+        fields = getattr(owner, "__dict__", {})
+        settings[f"the {role}"] = {k: fields[k] for k in fields if k not in _DERIVED}
     return settings_of(settings)
 
 
@@ -174,10 +172,8 @@ def _share_counts(trainer: gluon.Trainer) -> None:
     """
     counts = getattr(trainer.optimizer, "_all_index_update_counts", {})
     latest: dict[Any, int] = {}
-    for device_counts in counts.values():
-        latest |= {
-            index: max(count, latest.get(index, 0)) for index, count in device_counts.items()
-        }
+    for by_index in counts.values():
+        latest |= {index: max(count, latest.get(index, 0)) for index, count in by_index.items()}
     for device in {*counts, *(context.device_id for context in trainer._contexts)}:
         counts[device] = dict(latest)
 

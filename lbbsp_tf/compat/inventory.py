@@ -71,10 +71,8 @@ def state_of(purpose: str, apply: Callable[[], object]) -> State:
     if GONE in by_state:
         return State(purpose, False, f"not in place: there is no {by_state[GONE][0]} any more")
     if IN_PLACE in by_state:
-        unneeded_places = by_state.get(NOT_NEEDED)
-        text = "needed, and in place" + (
-            f"; but not {', '.join(unneeded_places)}" if unneeded_places else ""
-        )
+        unneeded = by_state.get(NOT_NEEDED)
+        text = "needed, and in place" + (f"; but not {', '.join(unneeded)}" if unneeded else "")
     elif IN_CONTEXT in by_state:
         text = "needed; applied while a fit is prepared"
     else:

@@ -117,10 +117,8 @@ def with_results_of_all(train_step: Callable[[Nest], Nest]) -> Callable[[Nest], 
         is_scalar = tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating
         if handler is None or not is_scalar:
             return value
-        scalar, weight = handler(value, None)
-        return (
-            scalar if weight is None else tf.cast(mean_over_replicas(scalar, weight), value.dtype)
-        )
+        scalar, share = handler(value, None)
+        return scalar if share is None else tf.cast(mean_over_replicas(scalar, share), value.dtype)
 
     return lambda batch: keras.tree.map_structure(of_all, train_step(batch))
 
@@ -162,10 +160,7 @@ def _updating(metric: keras.Metric) -> Method:
                     arguments = keras.tree.map_structure(partial(_of_all, share, run), arguments)
                 else:
                     _warn_of(metric.name)
-                    handler = lambda value, weight: (  # noqa: E731
-                        value,
-                        share if weight is None else weight,
-                    )
+                    handler = lambda value, w: (value, share if w is None else w)  # noqa: E731
             with intercepted_scalars(handler):
                 update(*arguments[0], **arguments[1])
 

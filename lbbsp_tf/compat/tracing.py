@@ -53,11 +53,8 @@ def attributes_kept(train_step: Callable[[Nest], Nest]) -> Iterator[None]:
     model = getattr(train_step, "__self__", None)
     layers = list(model._flatten_layers()) if isinstance(model, keras.Model) else []
     values = [value for layer in layers for value in vars(layer).values()]
-    dicts = [
-        *map(vars, layers),
-        *(attribute for attribute in values if issubclass(type(attribute), dict)),
-    ]
-    lists = [attribute for attribute in values if issubclass(type(attribute), list)]
+    dicts = [*map(vars, layers), *(value for value in values if issubclass(type(value), dict))]
+    lists = [value for value in values if issubclass(type(value), list)]
     before = [*map(dict, dicts)], [*map(list, lists)]
     try:
         yield

@@ -192,10 +192,8 @@ class Arrays(Source):
         """Samples that are not trained on, as ``(x, y)`` or ``(x, y, sample_weight)``; or None."""
         if not self.validation_samples:
             return None
-        samples = tf.nest.map_structure(
-            lambda column: column.tail(self.num_samples), self.structure
-        )
-        return samples if isinstance(samples, tuple) else (samples,)
+        data = tf.nest.map_structure(lambda column: column.tail(self.num_samples), self.structure)
+        return data if isinstance(data, tuple) else (data,)
 
     def rows(self, index: Indices) -> list[Array]:
         """Reads samples of each column."""

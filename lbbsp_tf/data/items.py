@@ -38,9 +38,7 @@ class Items(Source):
         self._sample = self.structure = as_sample(first)
         self._types = list(map(type_of, tf.nest.flatten(self._sample)))
         leaves = zip(*map(self._leaves, samples, probes), strict=True)
-        self._shapes = [
-            _common_shape({leaf.shape for leaf in column}, any_length) for column in leaves
-        ]
+        self._shapes = [_common_shape({leaf.shape for leaf in part}, any_length) for part in leaves]
         self.specs = [
             tf.TensorSpec([None, *shape], kind)
             for shape, kind in zip(self._shapes, self._types, strict=True)

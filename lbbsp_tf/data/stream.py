@@ -221,18 +221,15 @@ class Stream(Source):
     def _check(self, start: int, records: _Records) -> None:
         """Checks a global batch whose first sample must be `start`."""
         expected = min(self._size, self.num_samples - start)
-        position, rows = (
-            int(records.position) * self._size,
-            int(count_rows(first_leaf(records.batch))),
-        )
-        if position < start or rows < expected:
-            count = start + (rows if position == start else 0)
+        place, rows = int(records.position) * self._size, int(count_rows(first_leaf(records.batch)))
+        if place < start or rows < expected:
+            count = start + (rows if place == start else 0)
             raise ValueError(
                 f"the tf.data.Dataset ended after {count} of {self.num_samples} samples: "
                 "pass the right num_samples= to balancer.dataset(...)"
             )
         is_last = start + expected == self.num_samples
-        if position > start or rows > expected or (is_last and not records.may_be_last):
+        if place > start or rows > expected or (is_last and not records.may_be_last):
             raise ValueError(
                 f"the tf.data.Dataset has more than {self.num_samples} samples: pass the right "
                 "num_samples= to balancer.dataset(...), or leave samples out by take(...)"

@@ -224,9 +224,7 @@ def optimizers_of(model: keras.Model) -> Iterable[keras.optimizers.Optimizer]:
     """
     # A MultiOptimizer has no learning rate of its own.
     held = (optimizer for layer in model._flatten_layers() for optimizer in _optimizers_in(layer))
-    all_held = (
-        inner for optimizer in held for inner in getattr(optimizer, "optimizers", ()) or [optimizer]
-    )
+    all_held = (inner for outer in held for inner in getattr(outer, "optimizers", ()) or [outer])
     return {id(optimizer): optimizer for optimizer in all_held}.values()
 
 
@@ -235,9 +233,7 @@ def undiscovered(
 ) -> list[keras.optimizers.Optimizer]:
     """Returns those of the applied optimizers that `optimizers_of` and their wrappers lack."""
     optimizers = [*optimizers_of(model)]
-    ids = {
-        id(inner) for optimizer in optimizers for inner in (optimizer, *_optimizers_in(optimizer))
-    }
+    ids = {id(inner) for outer in optimizers for inner in (outer, *_optimizers_in(outer))}
     return [optimizer for optimizer in applied if id(optimizer) not in ids]
 
 
@@ -245,9 +241,7 @@ def _optimizers_in(owner: object) -> Iterator[keras.optimizers.Optimizer]:
     for value in vars(owner).values():
         held = value.values() if isinstance(value, Mapping) else value
         items = held if isinstance(held, list | tuple | ValuesView) else [held]
-        yield from (
-            optimizer for optimizer in items if isinstance(optimizer, keras.optimizers.Optimizer)
-        )
+        yield from (item for item in items if isinstance(item, keras.optimizers.Optimizer))
 
 
 def _crc32(variables: Iterable[object]) -> int:

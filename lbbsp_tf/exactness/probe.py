@@ -176,9 +176,7 @@ def _is_written(handle: tf.Tensor) -> bool:
 def _writes(operation: tf.Operation, place: int) -> bool:
     if operation.type == "Identity":
         return _is_written(operation.outputs[0])
-    called = [
-        attribute.func.name for attribute in operation.node_def.attr.values() if attribute.func.name
-    ]
+    called = [value.func.name for value in operation.node_def.attr.values() if value.func.name]
     place -= operation.type in _CHOOSING
     functions = [operation.graph._get_function(name) for name in called]
     if functions and None not in functions:

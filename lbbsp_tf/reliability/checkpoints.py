@@ -291,7 +291,7 @@ class Checkpoints:
         session_state, arrays = self._sessions.save_state()
         self._session.activity.enter(Activity.OUTSIDE)  # the others may have to wait for this one
         model_state, model_arrays = self._state.read(copy=writes)
-        checkpoint = None
+        copy = None
         if writes:
             history = self._model.history
             self._fits[-1]["history"] = None  # if a log is no number
@@ -305,12 +305,10 @@ class Checkpoints:
                 "callbacks": self._seen_by_callbacks(arrays),
                 "model": model_state,
             }
-            checkpoint = Checkpoint(
-                self._session.step, self._facts, state, {**arrays, **model_arrays}
-            )
+            copy = Checkpoint(self._session.step, self._facts, state, {**arrays, **model_arrays})
         for session in self._sessions:
             session.meter.end_wait()
-        return checkpoint
+        return copy
 
     def _seen_by_callbacks(self, arrays: Arrays) -> Json:
         """Returns what Keras's callbacks have seen; without those that hold no numbers."""

@@ -49,9 +49,7 @@ class ModelState:
 
     def settings(self) -> dict[str, str]:
         """Returns the settings of optimizers and layers, before a step has changed one."""
-        owners = {
-            f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers_of(self._model))
-        }
+        owners = {f"optimizer {i}": owner for i, owner in enumerate(optimizers_of(self._model))}
         for i, layer in enumerate(self._model._flatten_layers(include_self=False)):
             owners[f"layer {i} ({type(layer).__name__})"] = layer
         configs = {}
@@ -59,11 +57,7 @@ class ModelState:
             with suppress(Exception):  # a class of the user need not have one
                 configs[name] = owner.get_config()
         settings = settings_of(configs)  # the names of layers are counted
-        return {
-            name: setting
-            for name, setting in settings.items()
-            if not re.match(r"(.*\.)?name ", name)
-        }
+        return {k: v for k, v in settings.items() if not re.match(r"(.*\.)?name ", k)}
 
     def check_optimizers(self, applied: Iterable[keras.optimizers.Optimizer]) -> None:
         """Raises ValueError if a state has not all optimizers that the steps apply."""
@@ -161,10 +155,7 @@ def _pairs(
 ) -> Iterator[tuple[keras.Variable, compat.Array]]:
     """Returns the variables of a group with their saved values, if these have the same shapes."""
     saved = _group(arrays, group)
-    before, now = (
-        [array.shape for array in saved],
-        [tuple(variable.shape) for variable in variables],
-    )
+    before, now = [array.shape for array in saved], [tuple(v.shape) for v in variables]
     if before != now:
         raise ValueError(
             f"the checkpoint is of another job: the variables of {group} had the shapes {before}, "

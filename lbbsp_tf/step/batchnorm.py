@@ -68,6 +68,4 @@ def synchronize_batch_norm(model: LayerOrModel) -> LayerOrModel:
 def synchronized_layers(model: keras.Model) -> list[BatchNormalization]:
     """Returns the layers of a model that normalise over the batches of all workers."""
     layers = model._flatten_layers()
-    return [
-        layer for layer in layers if isinstance(layer, BatchNormalization) and layer.synchronized
-    ]
+    return [norm for norm in layers if isinstance(norm, BatchNormalization) and norm.synchronized]

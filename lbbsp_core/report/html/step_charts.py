@@ -83,16 +83,14 @@ def _shares(report: RunReport) -> Chart:
         ("waiting for other workers", [w.waiting for w in report.workers], charts.WAITING),
         ("communication", [report.figures.communication] * len(names), charts.COMMUNICATION),
     )
-    traces = [
-        charts.bar(names, 100 * np.array(shares), label, colour) for label, shares, colour in parts
-    ]
+    bars = [charts.bar(names, 100 * np.array(row), label, colour) for label, row, colour in parts]
     caption = "Shares of the time of each worker, over all measured steps; the table below has the "
     caption += "same figures."
     if report.figures.hides:
         hidden = percent(report.figures.hidden_communication)
         caption += f" Communication is what was not hidden: another {hidden} was, while the "
         caption += "slowest worker computed."
-    return Chart("shares", "Where the time goes", caption, traces, charts.bar_layout(len(names)))
+    return Chart("shares", "Where the time goes", caption, bars, charts.bar_layout(len(names)))
 
 
 def _waiting_history(table: StepTable) -> Chart:

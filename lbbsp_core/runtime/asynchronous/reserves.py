@@ -121,10 +121,7 @@ class Reserves:
         ran = [worker for worker in sorted(self._ran) if self._sizes[worker]]
         paces = [pace for worker in ran if (pace := self._ran[worker]) is not None]
         if ran and len(paces) == len(ran):
-            reports, sizes = (
-                [self._reports[worker] for worker in ran],
-                [self._sizes[w] for w in ran],
-            )
+            reports, sizes = [self._reports[w] for w in ran], [self._sizes[w] for w in ran]
             claim = sum(report.claim_seconds for report in reports) / len(reports)
             iteration = Seen(self._percent, max(report.seconds for report in reports))
             self._state = self._hindsight.update(

@@ -157,10 +157,8 @@ class Extensions:
 
     def facts(self) -> Facts:
         """Returns the facts of all, and which ones there are."""
-        widths = ", ".join(
-            f"{type(extension).__name__} {extension.width}" for extension in self if extension.width
-        )
-        facts = {name: fact for extension in self for name, fact in extension.facts().items()}
+        widths = ", ".join(f"{type(part).__name__} {part.width}" for part in self if part.width)
+        facts = {name: fact for part in self for name, fact in part.facts().items()}
         return {"extensions of messages": widths, **facts}
 
     def offer(self) -> tuple[int, ...]:
