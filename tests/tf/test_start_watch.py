@@ -52,7 +52,9 @@ def beside_worker_0(monkeypatch, tmp_path):
             "time": SimpleNamespace(monotonic=lambda: len(seen)),
             "probe": answer,
             "is_suspended": lambda process: seen[-1] == "suspended",
-            "say": lambda text: done.append((text, os.path.exists(mark)) if mark else text),
+            "print_message": lambda text: done.append(
+                (text, os.path.exists(mark)) if mark else text
+            ),
             "report_failure": lambda *given: done.append(("tells", *given)),
         }.items():
             monkeypatch.setattr(_start_watch, name, fake)
