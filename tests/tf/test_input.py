@@ -489,11 +489,14 @@ def test_memory_maps_and_hdf5_are_read_by_batch(tmp_path):
 def test_readers_are_threads():
     for kind in (MapStyle, InGroups):
         threads, meeting = set(), threading.Barrier(2, timeout=HANG_SECONDS)
+        lock = threading.Lock()
 
-        def meet(threads=threads, meeting=meeting):
-            is_new = threading.get_ident() not in threads
-            threads.add(threading.get_ident())
-            if is_new and len(threads) <= 2:
+        def meet(threads=threads, meeting=meeting, lock=lock):
+            with lock:
+                before = len(threads)
+                threads.add(threading.get_ident())
+                is_new = len(threads) > before
+            if is_new and before < 2:
                 meeting.wait()
 
         list(open_data(kind(TUPLES, meet), readers=3))
