@@ -26,13 +26,16 @@ def errors_of(
     return done.stderr.strip().splitlines()
 
 
+_held: list[socket.socket] = []
+
+
 def closed_addresses() -> list[str]:
-    """Returns two addresses at which nothing listens."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
+    """Returns two addresses at which nothing listens, and that nobody gets who asks for any."""
+    for _ in range(2):
+        _held.append(socket.socket())
+        _held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # others may listen there
+        _held[-1].bind(("127.0.0.1", 0))
+    return [f"127.0.0.1:{each.getsockname()[1]}" for each in _held[-2:]]
 
 
 class Ended(NamedTuple):
