@@ -131,8 +131,8 @@ hang()
 
 def test_survivors_continue_with_their_own_speeds(script, said):
     body = """
-meet()
 print("workers", workers)
+meet()
 if restart == 0 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)
 if restart == 1 and rank == 1: sys.exit(5)
 if restart < 2: hang()
