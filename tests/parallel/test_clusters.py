@@ -200,13 +200,15 @@ open(os.environ["DMLC_ROLE"] + "-left", "w")
 LEAVES = """
 import pathlib, signal, sys, time
 def leave(*_):
-    while not pathlib.Path("may-leave").exists():
-        time.sleep(0.05)
+    wait_for("may-leave")
     open("left", "w")
+    wait_for("scheduler-left", "server-left")  # which run on as long as this worker needs them
     sys.exit(143)
+def wait_for(*names):
+    while not all(pathlib.Path(name).exists() for name in names):
+        time.sleep(0.05)
 signal.signal(signal.SIGTERM, leave)
-while not all(pathlib.Path(name).exists() for name in ("scheduler", "server")):
-    time.sleep(0.05)
+wait_for("scheduler", "server")
 open("started", "w")
 time.sleep(300)
 """
