@@ -14,6 +14,7 @@ from jobs import SCRIPTS, campaign, run
 
 from lbbsp_core.launch.cluster import free_ports
 
+# The first one for workers that are silent, and not only slow.
 SILENCE, NO_SILENCE = "silence_seconds=4", "silence_seconds=300"
 
 
@@ -53,7 +54,7 @@ def by_hand(popen):
     ],
 )
 def test_the_others_end_and_name_the_worker(by_hand, fault, status, says):
-    other, victim = by_hand(fault, "1", SILENCE)
+    other, victim = by_hand(fault, "1", SILENCE if fault == "stop" else NO_SILENCE)
     said, _ = other.communicate()
     if status is None:
         victim.kill()

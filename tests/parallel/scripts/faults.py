@@ -1,7 +1,8 @@
 """Trains; the worker of the given rank meets with the given fault: FAULT RANK OPTION=VALUE...
 
 The variable FAULT_MARK names a file in which this worker writes its process ID before that. No
-worker counts as lost until then, however slow the machine is.
+worker counts as lost until then, however slow the machine is. Afterwards TensorFlow's own patience
+with a silent worker does not end before ours, and one that fails has the time to tell the other.
 """
 
 import ctypes
@@ -61,10 +62,18 @@ def kill_behind_the_other():
     kill()
 
 
+CONTINUE = """
+import psutil, sys, time
+stopped = psutil.Process(int(sys.argv[1]))
+while stopped.status() != psutil.STATUS_STOPPED: time.sleep(0.02)
+time.sleep(float(sys.argv[2]))
+stopped.resume()
+"""
+
+
 def stop(seconds=None):
     if seconds is not None:
-        again = f"import os, time; time.sleep({seconds}); os.kill({os.getpid()}, {signal.SIGCONT})"
-        subprocess.Popen([sys.executable, "-c", again])
+        subprocess.Popen([sys.executable, "-c", CONTINUE, str(os.getpid()), str(seconds)])
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -112,11 +121,18 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lbbsp_tf  # noqa: E402
-from lbbsp_core.runtime.reliability import preemption  # noqa: E402
+from lbbsp_core.runtime.extensions import work_sharing  # noqa: E402
+from lbbsp_core.runtime.reliability import exit, preemption  # noqa: E402
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat  # noqa: E402
+from lbbsp_tf.compat import coordination  # noqa: E402
+from lbbsp_tf.exchange import claims  # noqa: E402
 from lbbsp_tf.step.parts import Parts  # noqa: E402
 
 meet("at_import")
+coordination.HEARTBEAT_MILLISECONDS = 300_000
+claims._TRIAL_SECONDS = work_sharing.SLOW_CLAIM_SECONDS = 300.0
+if own_rank() == victim:
+    exit._PATIENCE_SECONDS = 300.0
 look, report_and_end = Heartbeat.check, Heartbeat._report_and_end
 
 
@@ -157,9 +173,12 @@ claim = Parts.claim
 
 
 def claimed(parts):
-    """Meets with the fault when this worker has claimed a part."""
+    """Meets with the fault when this worker has claimed a part, for which the other one waits."""
+    is_time = where == "in_part" and balancer._session.step > 5
+    if is_time and own_rank() != victim:
+        wait_for(mark.exists)
     samples = claim(parts)
-    if len(samples) and balancer._session.step > 5:
+    if is_time and len(samples):
         meet("in_part")
     return samples
 
