@@ -6,6 +6,7 @@ import fits
 import keras
 import numpy as np
 import tensorflow as tf
+from virtual_time import VirtualTime
 
 import lbbsp_core
 import lbbsp_tf
@@ -31,16 +32,29 @@ balancer = lbbsp_tf.LoadBalancer(
     48,
     predictor=Telling(),
     drivers=("memory_percent", "runnable"),
-    # Plans by the curves, however short the steps are and whether the plans pay or not.
+    # Plans by the curves, whether they pay or not.
     short_step_seconds=0,
     policy=lbbsp_core.LoadBalanced(min_gain=0),
     cost=CURVES[strategy.cluster_resolver.task_id],
     record=sys.argv[1],
 )
+clock = VirtualTime(balancer._session.meter)
+
+
+class Computes(keras.callbacks.Callback):
+    """Lets the seconds pass that a batch takes, of which the first two curves say half."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        steps = zip((2, 2, 1), CURVES, balancer.sizes, strict=True)
+        seconds = [times * float(curve(size)) for times, curve, size in steps]
+        clock.compute(seconds[balancer.rank], max(seconds))
+
+
 with strategy.scope():
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(2)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 x = np.random.default_rng(0).normal(size=(480, 8)).astype("f4")
 y = (x.mean(axis=1) > 0).astype("i4")
-fits.fit(balancer, model, balancer.dataset(x, y, prefetch=1))  # draws ahead, the next does not
-fits.fit(balancer, model, balancer.dataset(x, y), epochs=4)
+ahead = balancer.dataset(x, y, prefetch=1)
+fits.fit(balancer, model, ahead, Computes())
+fits.fit(balancer, model, balancer.dataset(x, y), Computes(), epochs=4)  # does not draw ahead
