@@ -10,8 +10,19 @@ from pathlib import Path
 
 import pytest
 from jobs import Clusters
+from waits import HANG_SECONDS
+
+from lbbsp_core.launch import supervise
 
 WITHOUT = Path(__file__).parent / "without"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_launcher() -> Iterator[None]:
+    """Waits for the end of processes that were killed as long as a busy machine needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervise, "KILL_SECONDS", HANG_SECONDS)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,7 +50,7 @@ def popen() -> Iterator[Callable[..., subprocess.Popen]]:
 
 
 @pytest.fixture(scope="session")
-def clusters() -> Iterator[Clusters]:
+def clusters(patient_launcher: None) -> Iterator[Clusters]:
     """Clusters whose processes run the scripts of many tests in turn."""
     started = Clusters()
     yield started

@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 
 import psutil
 import pytest
+from waits import HANG_SECONDS
 
 from lbbsp_core.launch import launch
 from lbbsp_core.runtime.record.record import Run
@@ -94,6 +95,7 @@ def run(script: str, *args: str, workers: int, timeout: float = SECONDS, **optio
         [str(SCRIPTS / f"{script}.py"), *args],
         workers=workers,
         timeout=timeout,
+        grace=HANG_SECONDS,
         output=lambda rank, line: job.lines[rank].append(line),
         **options,
     )

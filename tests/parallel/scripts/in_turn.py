@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+import patience  # noqa: F401, before lbbsp
+
 SCRIPTS = Path(__file__).parent
 
 

@@ -3,6 +3,7 @@
 import sys
 
 import keras
+import patience  # noqa: F401, before lbbsp
 import tensorflow as tf
 
 import lbbsp_tf  # noqa: F401

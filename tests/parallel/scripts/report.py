@@ -1,11 +1,13 @@
 """What all worker scripts share: how they tell the test what they saw."""
 
+import contextlib
 import gc
 import json
 import os
 import sys
 
 import numpy as np
+import patience  # noqa: F401, before the modules of lbbsp that a script imports
 import psutil
 
 gc.freeze()  # what imports have left, for the collections by each loader of gluon
@@ -13,7 +15,9 @@ gc.freeze()  # what imports have left, for the collections by each loader of glu
 
 def result(name: str, value: object) -> None:
     """Prints a result for `jobs.Job.results`."""
-    print(f"RESULT {name} {json.dumps(value, default=float)}", flush=True)
+    # In one write: another thread may say something between two.
+    sys.stdout.write(f"RESULT {name} {json.dumps(value, default=float)}\n")
+    sys.stdout.flush()
 
 
 def chosen(cases, names):
@@ -46,18 +50,14 @@ def largest_difference(one, other) -> float:
 def listening() -> list[str]:
     """Returns the addresses on which the processes of this job listen, the launcher included."""
     launcher = psutil.Process().parent()
-    job = filter(_is_of_this_job, launcher.children(recursive=True))
-    found = {
-        connection.laddr.ip
-        for process in [launcher, *job]
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    found = _listening(launcher)
+    for process in launcher.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended, as what watches the start does
+            if process.environ().get("LBBSP_JOB") == os.environ["LBBSP_JOB"]:
+                found |= _listening(process)
     return sorted(found)
 
 
-def _is_of_this_job(process: psutil.Process) -> bool:
-    try:
-        return process.environ().get("LBBSP_JOB") == os.environ["LBBSP_JOB"]
-    except psutil.Error:  # it has ended
-        return False
+def _listening(process: psutil.Process) -> set[str]:
+    connections = process.net_connections("inet")
+    return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
