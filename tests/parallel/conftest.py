@@ -34,6 +34,14 @@ def fast_start(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def long_silence() -> Iterator[None]:
+    """Lets no process of MXNet count as lost because it is suspended for a while."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LBBSP_SILENCE_SECONDS", f"{HANG_SECONDS:g}")
+        yield
+
+
 @pytest.fixture
 def popen() -> Iterator[Callable[..., subprocess.Popen]]:
     """Starts processes as `subprocess.Popen` does, whose output is text, and ends them."""

@@ -46,14 +46,15 @@ class Process:
     def send(self, signum: int) -> None:
         self._popen.send_signal(signum)
 
-    def wait_for(self, start: str) -> str:
-        """Returns the next line that starts so."""
+    def wait_for(self, start: str, text: str = "") -> str:
+        """Returns the next line that starts so and contains a text."""
         while True:
             try:
                 line = self._new.get(timeout=HANG_SECONDS)
             except queue.Empty:
-                raise TimeoutError(f"{self.role} did not say {start!r} but: {self.text}") from None
-            if line.startswith(start):
+                said = f"{self.role} did not say {start!r}, {text!r} but: {self.text}"
+                raise TimeoutError(said) from None
+            if line.startswith(start) and text in line:
                 return line
 
     def wait(self) -> None:

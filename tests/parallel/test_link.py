@@ -52,6 +52,7 @@ def test_mxnet_processes_end_and_the_scheduler_names_the_worker(machines, start)
         "DMLC_PS_ROOT_PORT": str(PORT),
         "DMLC_NUM_WORKER": "2",
         "DMLC_NUM_SERVER": "1",
+        "LBBSP_SILENCE_SECONDS": "30",
     }
     serve, train = ["-m", "lbbsp_mx.server"], [SCRIPTS / "mx_liveness.py", "sync", "cut", "1"]
     processes = []

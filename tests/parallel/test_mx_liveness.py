@@ -22,9 +22,10 @@ from lbbsp_core.launch.cluster import HOST
 
 pytestmark = needs_mxnet
 AT_ONCE = 3  # jobs, which mostly wait
-PAUSE_SECONDS, SILENCE_SECONDS = 2, 300
+PAUSE_SECONDS, SILENCE_SECONDS = 2, 30
 GONE = "has ended without leaving the job"
-SILENT = "has given no sign of life for 10 s"
+SILENT = f"has given no sign of life for {SILENCE_SECONDS} s"
+TWO_OF_THREE = "2 of 3 processes have connected"
 SCHEDULER = f"the scheduler at {HOST}:"
 UNHEARD = "worker 1 had not been heard of lately; it was "
 LEFT = "worker {} has left (at the end of its script, before step {}), and others wait for it: let "
@@ -35,7 +36,7 @@ class Fault(NamedTuple):
     """What happens, and what the scheduler, and another worker, must say.
 
     The fault is one of the script, of the worker with this rank, or a signal from outside to the
-    first process of this role.
+    first process of this role. Only a process that is stopped counts as lost for its silence.
     """
 
     by_scheduler: str
@@ -52,7 +53,7 @@ FAULTS = {
     "exits": Fault(GONE, LEFT.format(1, 20) + REMEDY, "exit0"),
     "exits at start": Fault(GONE, LEFT.format(1, 0) + REMEDY, "exit0_at_start"),
     "leaves": Fault(GONE, LEFT.format(0, 20) + REMEDY, "break", 0),
-    "hangs": Fault(GONE, "others have waited for worker 1, which is in step 20, for 10 s", "hang"),
+    "hangs": Fault(GONE, "others have waited for worker 1, which is in step 20, for 30 s", "hang"),
     "stop worker": Fault(f"worker 1 {SILENT}", UNHEARD, STOP, "worker"),
     "kill server": Fault(f"server 0 {GONE}", "a parameter server has not", KILL, "server"),
     "stop scheduler": Fault("", SILENT, STOP, "scheduler"),
@@ -87,8 +88,10 @@ def after_fault(folder, fault):
     """Returns the cluster of a job in which something has happened, and all have ended."""
     is_own = isinstance(fault.place, int)
     own = (fault.kind, str(fault.place)) if is_own else ("outside", "-1")
-    clock = clock_of(folder) if fault.set_back else {}
-    with by_hand("mx_liveness.py", fault.mode, *own, **clock) as cluster:
+    variables = clock_of(folder) if fault.set_back else {}
+    if fault.kind == STOP:
+        variables["LBBSP_SILENCE_SECONDS"] = str(SILENCE_SECONDS)
+    with by_hand("mx_liveness.py", fault.mode, *own, **variables) as cluster:
         cluster.wait_for_ranks()
         if is_own:
             cluster.wait_for_ends()
@@ -130,9 +133,10 @@ def test_all_processes_end_and_the_cause_is_named(jobs, name):
 
 
 @pytest.mark.campaign
-def test_pauses_of_some_seconds_end_nothing():
-    """Of one process after the other; they are on two servers."""
-    options = {"servers": 2, "LBBSP_SILENCE_SECONDS": str(SILENCE_SECONDS)}
+def test_pauses_of_some_seconds_end_nothing(tmp_path):
+    """Of one process after the other; they are on two servers, and do not end before."""
+    may_end = tmp_path / "may end"
+    options = {"servers": 2, "MAY_END": str(may_end)}
     with by_hand("mx_liveness.py", "sync", "none", "-1", **options) as cluster:
         cluster.wait_for_ranks()
         for role in ("worker", "server", "scheduler"):
@@ -141,24 +145,32 @@ def test_pauses_of_some_seconds_end_nothing():
             target.send(signal.SIGSTOP)
             time.sleep(PAUSE_SECONDS)
             target.send(signal.SIGCONT)
+        may_end.touch()
         cluster.wait_for_ends()
     assert [each.status for each in cluster.processes] == [0] * 5
     assert all("RESULT steps 100" in each.text for each in cluster.workers)
-    assert "lbbsp: " not in "".join(each.text for each in cluster.processes)
+    said = [line for each in cluster.processes for line in each.lines if "lbbsp: " in line]
+    starting = "lbbsp: waiting for 2 workers and", "lbbsp: the scheduler has waited"
+    assert not [line for line in said if not line.startswith(starting)]
+
+
+def wait_until_others_wait(cluster):
+    """Waits until all but the scheduler say that it waits for others, however late it starts."""
+    for each in *cluster.servers, *cluster.workers:
+        each.wait_for("lbbsp: ", "it answers, and waits for others")
 
 
 @pytest.mark.campaign
 def test_missing_processes_are_reported_and_one_that_fails_before_the_start_ends_all():
     with by_hand("mx_liveness.py", "sync", "none", "-1", workers=3, absent=1) as cluster:
-        for each in cluster.processes:
-            each.wait_for("lbbsp: ")
+        wait_until_others_wait(cluster)
+        connected = "3 of 4 processes have connected (127.0.0.1)"
+        said = cluster.scheduler.wait_for("lbbsp: ", connected)
         cluster.workers[1].kill()
         cluster.wait_for_ends()
-    assert "for 3 workers and 1 servers at 127.0.0.1:" in cluster.scheduler.lines[0]
-    assert "3 of 4 processes have connected (127.0.0.1)" in cluster.scheduler.lines[0]
+    assert "for 3 workers and 1 servers at 127.0.0.1:" in said
     assert "a worker or server at 127.0.0.1 has ended before" in cluster.scheduler.text
     for each in cluster.workers[0], cluster.servers[0]:
-        assert "it answers, and waits for others" in each.lines[0]
         assert SCHEDULER in each.text
         assert each.status == 1
 
@@ -177,11 +189,11 @@ def test_strangers_are_no_processes_of_the_job_and_one_that_ends_the_scheduler_e
         by_hand("mx_liveness.py", "sync", "none", "-1", absent=1) as cluster,
         ExitStack() as connections,
     ):
-        for each in cluster.processes:
-            each.wait_for("lbbsp: ")
+        wait_until_others_wait(cluster)
+        cluster.scheduler.wait_for("lbbsp: ", TWO_OF_THREE)
         for text in b"", b"\x16\x03\x01", b"GET ":
             connections.enter_context(stranger(cluster, text))
-        assert "2 of 3 processes have connected" in cluster.scheduler.wait_for("lbbsp: ")
+        assert TWO_OF_THREE in cluster.scheduler.wait_for("lbbsp: ")
         connections.enter_context(stranger(cluster, b"\x01\x02\x03hello world" * 30))
         cluster.wait_for_ends()
         for each in *cluster.servers, *cluster.workers:
@@ -203,18 +215,16 @@ def greeted(cluster):
 @pytest.mark.campaign
 def test_a_stranger_that_leaves_and_a_worker_too_many_stop_no_job():
     with by_hand("mx_liveness.py", "sync", "outside", "-1", absent=1) as cluster:
-        for each in cluster.processes:
-            each.wait_for("lbbsp: ")
+        cluster.scheduler.wait_for("lbbsp: ", TWO_OF_THREE)
         with greeted(cluster):
-            assert "2 of 3 processes have connected" in cluster.scheduler.wait_for("lbbsp: ")
+            assert TWO_OF_THREE in cluster.scheduler.wait_for("lbbsp: ")
         # The scheduler has looked several times meanwhile.
-        assert "2 of 3 processes have connected" in cluster.scheduler.wait_for("lbbsp: ")
+        assert TWO_OF_THREE in cluster.scheduler.wait_for("lbbsp: ")
         cluster.start_worker()
         for each in cluster.workers:
             each.wait_for("RANK")
         workers = [*cluster.workers]
-        left_over = cluster.start_worker().wait_for("lbbsp: ")
-        assert "the job has started without this process" in left_over
+        cluster.start_worker().wait_for("lbbsp: ", "the job has started without this process")
         for each in workers:
             each.wait_for("MORE")
 
@@ -233,7 +243,9 @@ def test_a_stranger_that_leaves_and_a_worker_too_many_stop_no_job():
         ),
     ],
 )
-def test_faults_end_launched_jobs(fault, status, culprit, capsys):
+def test_faults_end_launched_jobs(monkeypatch, fault, status, culprit, capsys):
+    if fault == "freeze":
+        monkeypatch.setenv("LBBSP_SILENCE_SECONDS", str(SILENCE_SECONDS))
     job = run("mx_liveness", "sync", fault, "1", workers=2, framework="mxnet")
     assert job.status == status
     assert culprit in job.text + capsys.readouterr().err

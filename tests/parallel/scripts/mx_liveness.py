@@ -1,4 +1,7 @@
-"""Trains until a fault of one worker: ``mx_liveness.py sync|async FAULT RANK``."""
+"""Trains until a fault of one worker: ``mx_liveness.py sync|async FAULT RANK``.
+
+The variable MAY_END, if set, names a file without which the training does not end.
+"""
 
 import os
 import signal
@@ -26,7 +29,7 @@ if mode == "async":
     trainer = lbbsp_mx.AsyncTrainer(params, "sgd", sync=SSP(3), global_batch_size=X)
     rank, local, samples = trainer.rank, X // 2, 2 * STEPS * (X // 2)
 else:
-    limit = 10.0 if fault == "hang" else None
+    limit = 30.0 if fault == "hang" else None
     trainer = lbbsp_mx.Trainer(
         net.collect_params(), "sgd", global_batch_size=X, limit_seconds=limit
     )
@@ -71,6 +74,8 @@ for step, (x, y) in enumerate(loader):
     loss.backward()
     trainer.step(len(x))
     time.sleep(PAUSE)
+    while step == STEPS - 9 and (file := os.environ.get("MAY_END")) and not os.path.exists(file):
+        time.sleep(PAUSE)
 if mode == "async":
     trainer.finish()
 result("steps", step + 1)
