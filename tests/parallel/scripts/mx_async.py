@@ -1,7 +1,8 @@
 """Trains under one synchroniser, the last worker being slow, and says what it drew and learned.
 
 ``mx_async.py SCHEME POLICY FOLDER LEAD [KIND]``: in its first iteration the last worker waits until
-the others are LEAD iterations ahead. Times of batches are virtual.
+the others are LEAD iterations ahead, which wait for each other until then: else who is faster could
+draw all samples. Times of batches are virtual.
 """
 
 import os
@@ -119,9 +120,9 @@ def alone(x):
     return weights(net)
 
 
-def wait_until_begun(folder, iteration):
-    """Waits until all other workers have begun an iteration."""
-    while not all((folder / f"begun-{rank}-{iteration}").exists() for rank in (0, 1)):
+def wait_until_begun(folder, iteration, ranks):
+    """Waits until these workers have begun an iteration."""
+    while not all((folder / f"begun-{rank}-{iteration}").exists() for rank in ranks):
         time.sleep(0.001)
 
 
@@ -156,8 +157,10 @@ def main(scheme, policy, folder, lead, kind=""):
         drawn += samples
         backward(net, samples, ledger)
         (folder / f"begun-{trainer.rank}-{ends}").touch()
+        if ends <= lead:
+            wait_until_begun(folder, ends, (0, 1) if ends else (0, 1, 2))
         if trainer.rank == 2 and ends == 0:
-            wait_until_begun(folder, lead)
+            wait_until_begun(folder, lead, (0, 1))
         computed.compute(SECONDS[trainer.rank] * len(samples))
         if kind == "dies" and trainer.rank == 1 and ends == 2:  # far from the end of the samples
             raise RuntimeError("a worker fails")
