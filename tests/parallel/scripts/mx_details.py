@@ -160,6 +160,8 @@ def saved_together():
     reader = threading.Thread(target=read)
     if RANK == 0:
         reader.start()
+        while not reads:
+            time.sleep(0.001)
     for _ in range(SAVES):
         trainer.save_states(str(path))
     STORE.barrier()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import lbbsp_mx
 
@@ -19,6 +20,7 @@ from report import result
 from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.reliability import preemption
+from lbbsp_core.runtime.reliability.exit import end_now
 from lbbsp_core.testing import ChangingPlans
 
 folder, fault, place = sys.argv[1], sys.argv[2], tuple(map(int, sys.argv[3:5]))
@@ -66,6 +68,15 @@ def break_job(step):
         subprocess.run(["kill", *found], check=True)  # loaders obey this process itself
 
 
+def end_together(status):
+    """Ends this worker when the other ones end, too: those would miss one that is long gone."""
+    ends = [Path(folder, f"ends-{rank}") for rank in range(workers)]
+    ends[trainer.kvstore.rank].touch()
+    while not all(end.exists() for end in ends):
+        time.sleep(0.01)
+    end_now(status)
+
+
 net = network()  # with a parameter whose shape the first batch tells
 workers = int(os.environ["DMLC_NUM_WORKER"])
 trainer = lbbsp_mx.Trainer(
@@ -96,8 +107,9 @@ for _ in range(trainer.epoch, EPOCHS):
         break_job(step)
 if fault == "late":  # after the last step, of which the trainer does not know
     preemption._STEP_SECONDS = 1.0
+    preemption.end_now = end_together
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(100)  # an evaluation
+    time.sleep(300)  # an evaluation
 trainer._session.finish_barrier()
 
 # The same by stock gluon in one process, on whole batches.
