@@ -103,10 +103,12 @@ def test_a_module_is_handed_on_as_to_python(jobs):
 @pytest.mark.slow
 def test_launch_runs_a_script(tmp_path):
     (tmp_path / "script.py").write_text(
-        "import json, os, sys\n"
+        "import json, os, sys, time\n"
         "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
-        "open(f'{sys.argv[1]}/{rank}', 'w').write(json.dumps(sys.argv[2:]))\n"
-        "sys.exit(5 if rank == 1 else 0)\n"
+        "with open(f'{sys.argv[1]}/{rank}.part', 'w') as file: json.dump(sys.argv[2:], file)\n"
+        "os.rename(file.name, f'{sys.argv[1]}/{rank}')\n"
+        "while rank and not os.path.exists(f'{sys.argv[1]}/0'): time.sleep(0.01)\n"
+        "sys.exit(5 if rank else 0)\n"
     )
     command = [sys.executable, "-c", "from lbbsp_core.cli import main; main()", "launch", "-n", "2"]
     arguments = ["-n", "--", "--speeds", "x y"]

@@ -12,13 +12,18 @@ from lbbsp_core.launch.hosts import find_hosts
 
 NAMES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 
-# Prints what a worker gets, and binds the port as the store of worker 0 does.
+# Prints what a worker gets, and binds the port as the store of worker 0 does. In the first attempt,
+# worker 2 fails when all have printed.
 SCRIPT = f"""
-import json, os, socket, sys
+import json, os, socket, sys, time
 print(json.dumps([os.environ.get(name) for name in [*{NAMES}, {VARIABLE!r}]]), flush=True)
 if os.environ["RANK"] == "0":
     socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))).close()
-sys.exit(os.environ["RANK"] == "2" and os.environ["LBBSP_RESTART"] == "0")
+open(__file__ + os.environ["RANK"], "w").close()
+if os.environ["RANK"] == "2" and os.environ["LBBSP_RESTART"] == "0":
+    while not all(os.path.exists(__file__ + rank) for rank in "01"):
+        time.sleep(0.01)
+    sys.exit(1)
 """
 
 
