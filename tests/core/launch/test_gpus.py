@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from waits import HANG_SECONDS
@@ -25,12 +26,15 @@ nvmlDeviceGetUtilizationRates = lambda device: SimpleNamespace(gpu=[97, 55][devi
 nvmlDeviceGetMemoryInfo = lambda device: SimpleNamespace(total=100, used=[30, 40][device])
 """
 
-# A worker without a framework: rows are exchanged through a connection of the two.
+SCRIPTS = Path(__file__).parents[2] / "parallel" / "scripts"
+
+# A worker without a framework, in virtual time: rows are exchanged through a connection of the two.
 WORKER = """
 import json, os, time
 from multiprocessing.connection import Client, Listener
 from lbbsp_core import SessionOptions, WorkerSession
 from lbbsp_core.runtime.exchange.handshake import Devices, gpu
+from virtual_time import Unequal
 
 config = json.loads(os.environ["TF_CONFIG"])
 rank, (host, port) = config["task"]["index"], config["cluster"]["worker"][0].split(":")
@@ -58,9 +62,11 @@ pair, devices = Pair(), Devices((gpu(0),), are_gpus=True, show_memory=True)
 session = WorkerSession(pair, 256, SessionOptions(), framework="toy", devices=devices)
 session.use_order(session.make_order(256 * 30))
 session.start({})
+compute = Unequal(session, [0.001, 0.002])
 for step in range(30):
     session.begin_step()
-    session.meter.add_busy(0.001 * len(session.local_indices(step)) * (1 + rank))
+    session.local_indices(step)
+    compute()
     session.after_allreduce(pair.all_gather(session.before_allreduce()))
 session.close()
 """
@@ -72,7 +78,8 @@ def test_the_first_commands_on_two_gpus(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     hidden = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    environment["PYTHONPATH"] = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
+    path = [str(tmp_path), str(SCRIPTS), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path)
 
     def command(*arguments):
         ran = subprocess.run(
