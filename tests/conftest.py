@@ -67,6 +67,16 @@ def writes_each(monkeypatch):
     monkeypatch.setattr(CheckpointWriter, "is_busy", property(is_busy))
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Lets files of metrics and records take their time, on a slow file system or machine."""
+    from lbbsp_core.runtime.extensions import metrics_file
+    from lbbsp_core.runtime.record import writer
+
+    for module in (metrics_file, writer):
+        monkeypatch.setattr(module, "_PATIENCE_SECONDS", 300)  # only ends what hangs
+
+
 OWNER = """
 import os, shutil, sys, time
 from pathlib import Path

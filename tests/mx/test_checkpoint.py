@@ -12,7 +12,7 @@ import pytest
 from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, learn, network, weights
 from mxnet import gluon
 from mxnet.gluon.contrib.estimator import EpochEnd, Estimator
-from waits import until
+from waits import HANG_SECONDS, until
 
 import lbbsp_mx
 from lbbsp_core.runtime.checkpoint.checkpoint import (
@@ -24,11 +24,13 @@ from lbbsp_core.runtime.reliability import preemption
 from lbbsp_mx.reliability.states import optimizer_state, read_optimizer
 from lbbsp_mx.store.native import runtime
 
-pytestmark = pytest.mark.usefixtures("writes_each")
+pytestmark = pytest.mark.usefixtures("writes_each", "patient")
 
 
 @pytest.fixture(autouse=True)
-def default_of_sigterm():
+def default_of_sigterm(monkeypatch):
+    """Restores it; and none of these processes ends because its next step is late."""
+    monkeypatch.setattr(preemption, "_STEP_SECONDS", HANG_SECONDS)
     yield
     for handler in list(preemption._open):
         handler.close()

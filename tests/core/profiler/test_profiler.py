@@ -236,7 +236,9 @@ def reapers() -> set[psutil.Process]:
 
 
 @pytest.fixture(autouse=True)
-def _no_process_is_left(tmp_path: Path):
+def _no_process_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process, "EXIT_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(process, "REAP_SECONDS", HANG_SECONDS)
     before = reapers()
     yield
     assert not [pid for pid in pids(tmp_path) if is_left(pid)]

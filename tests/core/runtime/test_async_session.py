@@ -25,6 +25,7 @@ from lbbsp_core.order import SampleStream
 from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
 from lbbsp_core.runtime.asynchronous.coordination import empty_questions
 
+pytestmark = pytest.mark.usefixtures("patient")
 X, WORKERS, SAMPLES, EPOCHS = 16, 2, 50, 3
 
 

@@ -20,6 +20,8 @@ from lbbsp_core.runtime.extensions.record_file import Recording
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.planning.running_step import Reading
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 def of(*extensions):
     return lambda *args, **options: WorkerSession(*args, extensions=extensions, **options)

@@ -15,16 +15,11 @@ from lbbsp_core.runtime.extensions.metrics_file import SECONDS, Metrics, metrics
 from lbbsp_core.runtime.record.figures import Figures, figures_of
 from lbbsp_core.runtime.record.record import run_header
 
+pytestmark = pytest.mark.usefixtures("patient")
 HOSTS = ('a"b\\', "c\nd{}= #", "é")
 BUSY, PREDICTED = (0.1, 0.2, 0.4), (0.1, None, 1e-7)
 LINE = replace(step_line(7, (4, 8, 12), BUSY, 0.5), predicted_seconds=PREDICTED, time=1.75e9)
 HEADER = run_header("none", workers=3, global_batch_size=24, versions={}, hosts=HOSTS)
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """Lets a slow file system take its time."""
-    monkeypatch.setattr(metrics_file, "_PATIENCE_SECONDS", HANG_SECONDS)
 
 
 def metrics_of(path, header, clock):

@@ -39,6 +39,7 @@ from lbbsp_core.runtime.record.record import (
 from lbbsp_core.runtime.record.writer import open_record
 from lbbsp_core.sim.from_run import cluster_from_run
 
+pytestmark = pytest.mark.usefixtures("patient")
 HEADER = RunHeader(framework="none", workers=2, global_batch_size=12, versions={"none": "1.2"})
 STEP = replace(step_line(0, (8, 4), (0.1, 0.0), 0.3), predicted_seconds=(0.25, None))
 PUSH = PushLine(push=7, worker=2, iteration=5, samples=16, busy_seconds=0.25, seconds=3.5,
@@ -166,7 +167,9 @@ ENDS = {
 @pytest.mark.slow
 def test_the_end_of_the_process_is_that_of_the_run(tmp_path: Path) -> None:
     script = (
-        "import os, sys\nfrom lbbsp_core.runtime.reliability.exit import *\n"
+        "import os, sys\nfrom lbbsp_core.runtime.reliability import exit\n"
+        f"exit._PATIENCE_SECONDS = {HANG_SECONDS}\n"
+        "from lbbsp_core.runtime.reliability.exit import *\n"
         "from lbbsp_core.runtime.record.record import run_header\n"
         "from lbbsp_core.runtime.record.writer import open_record\n"
         "fail_fast()\n"

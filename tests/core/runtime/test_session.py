@@ -38,6 +38,7 @@ from lbbsp_core.runtime.planning.running_step import Reading, StepMeter
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.liveness import BackgroundThread, training_thread
 
+pytestmark = pytest.mark.usefixtures("patient")
 own = threading.local()
 
 
