@@ -111,6 +111,15 @@ def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polling, "CLOSE_SECONDS", HANG_SECONDS)
 
 
+LEFT: list[threading.Thread] = []
+
+
+@pytest.fixture(autouse=True)
+def _threads_before() -> None:
+    """Notes the threads of samplers that other tests have left to the garbage collector."""
+    LEFT[:] = threading.enumerate()
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
@@ -633,7 +642,8 @@ def test_the_slowest_and_those_that_may_block_go_to_the_background(
 
 
 def polling_threads() -> int:
-    return [thread.name for thread in threading.enumerate()].count("lbbsp-resources")
+    started = [thread.name for thread in threading.enumerate() if thread not in LEFT]
+    return started.count("lbbsp-resources")
 
 
 def test_the_background_keeps_reading(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
