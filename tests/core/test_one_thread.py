@@ -32,7 +32,7 @@ def state(thread):
 def settled():
     before = others()
     time.sleep(0.3)  # those of OpenBLAS spin when they have been started, for 0.1 s
-    # One that waits for a core, which makes it no time either, does not sleep.
+    # On a busy machine one may have had no core for so long: it is runnable, and does not sleep.
     sleep = all(state(each) == "S" for each in threads() - {str(threading.get_native_id())})
     return sleep and others() == before
 
