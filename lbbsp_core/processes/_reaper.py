@@ -32,9 +32,11 @@ def main() -> None:
         if kind == "cgroup":
             remove_cgroup(name)
         elif kind == "job":
-            for pid in processes_of(name):
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            for _ in range(20):  # a process that is just executed has no environment for a moment
+                for pid in processes_of(name):
+                    with suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.05)
             shutil.rmtree(name, ignore_errors=True)
 
 
