@@ -19,6 +19,7 @@ from contextlib import suppress
 
 JOB = "LBBSP_JOB"
 """Environment variable with the folder of a job, in all of its processes."""
+PROC = "/proc"
 
 
 def main() -> None:
@@ -32,23 +33,40 @@ def main() -> None:
         if kind == "cgroup":
             remove_cgroup(name)
         elif kind == "job":
-            for _ in range(20):  # a process that is just executed has no environment for a moment
-                for pid in processes_of(name):
-                    with suppress(OSError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.05)
+            for pid in processes_of(name):
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
             shutil.rmtree(name, ignore_errors=True)
 
 
 def processes_of(folder: str) -> list[int]:
     """Returns the processes of a job; none where there is no ``/proc``, and no zombies."""
     entry, process_ids = os.fsencode(f"{JOB}={folder}"), []
-    for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
-        # OSError: it has ended, or belongs to another user.
-        with suppress(OSError), open(f"/proc/{name}/environ", "rb") as stream:
-            if entry in stream.read().split(b"\0"):
+    for name in filter(str.isdigit, os.listdir(PROC) if os.path.isdir(PROC) else ()):
+        with suppress(OSError):  # it has ended, belongs to another user, or is the kernel's
+            if entry in _environment(f"{PROC}/{name}").split(b"\0"):
                 process_ids.append(int(name))
     return process_ids
+
+
+def _environment(process: str) -> bytes:
+    """Returns a process's environment; one that is just being executed gets a second to have it."""
+    environment = b""
+    for _ in range(100):
+        end = _environment_end(process)
+        with open(f"{process}/environ", "rb") as stream:
+            environment = stream.read()
+        if environment or "0" != end == _environment_end(process):
+            break
+        time.sleep(0.01)
+    return environment
+
+
+def _environment_end(process: str) -> str:
+    """Returns the address at which its environment ends: 0 while the program is being executed."""
+    os.readlink(f"{process}/exe")  # OSError: it has no program, as a zombie or a kernel thread
+    with open(f"{process}/stat", encoding="utf-8", errors="replace") as stream:
+        return stream.read().rpartition(")")[2].split()[48]  # field 51 of proc(5)
 
 
 def remove_cgroup(cgroup: str) -> None:
