@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 from lbbsp_core.cost import AffineArray, Cost
 from lbbsp_core.policy.constraints import BatchConstraints, Sizes
 from lbbsp_core.policy.first_uses import FirstUses
+from lbbsp_core.validate import shortened
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # plain `Policy` stands for one with any state (PEP 696)
@@ -163,6 +164,48 @@ class Policy(Protocol[S]):
             observation: Measurements and predictions of the step that has just finished.
         """
         ...
+
+
+def first_state(
+    policy: Policy[S], constraints: BatchConstraints, required: BatchConstraints | None = None
+) -> S:
+    """Returns the first state of a policy, as `next_state` returns the next one."""
+    return _checked(policy, policy.init(constraints), required or constraints)
+
+
+def next_state(
+    policy: Policy[S],
+    state: S,
+    constraints: BatchConstraints,
+    observation: Observation,
+    required: BatchConstraints | None = None,
+) -> S:
+    """Returns the next state of a policy, see `Policy.update`.
+
+    Args:
+        policy: Policy of the run.
+        state: Its last state.
+        constraints: Constraints of the next plan.
+        observation: Facts about the step that has just finished.
+        required: Constraints that the plan has to keep; by default `constraints`.
+
+    Raises:
+        ValueError: It does not keep them: samples would be lost.
+    """
+    new = policy.update(state, constraints, observation)
+    if new.sizes is state.sizes:
+        return new
+    return _checked(policy, new, required or constraints)
+
+
+def _checked(policy: Policy[S], state: S, constraints: BatchConstraints) -> S:
+    if not constraints.allow(state.sizes):
+        raise ValueError(
+            f"policy {shortened(policy)} made the plan {shortened(state.sizes)}, but it must give "
+            f"{constraints.workers} workers {constraints.global_batch_size} samples within their "
+            "limits and granularity: check the policy with lbbsp_core.testing.check_policy"
+        )
+    return state
 
 
 def require_asynchronous(

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from lbbsp_core.cost import AffineArray
 from lbbsp_core.measure import OutlierFilter
 from lbbsp_core.policy import BatchConstraints, Observation, Policy, PolicyState, Sizes
+from lbbsp_core.policy.base import first_state, next_state
 from lbbsp_core.predict import Predictor
 from lbbsp_core.sim.config import SimConfig
 from lbbsp_core.types import Measurement
@@ -55,7 +56,7 @@ class ArrayPlanner:
         workers = constraints.workers
         self._constraints, self._policy = constraints, policy
         self._steps_per_epoch = config.steps_per_epoch
-        self.policy_state: PolicyState = policy.init(constraints)
+        self.policy_state: PolicyState = first_state(policy, constraints)
         self._plans = deque([self.policy_state.sizes] * config.lag)
         self._predictor, self._predicted = predictor, predictor.init()
         self._filter = OutlierFilter()
@@ -94,7 +95,9 @@ class ArrayPlanner:
             (step + 1) % self._steps_per_epoch == 0,
             lag=len(self._plans) + 1,
         )
-        self.policy_state = self._policy.update(self.policy_state, self._constraints, observation)
+        self.policy_state = next_state(
+            self._policy, self.policy_state, self._constraints, observation
+        )
         self._plans.append(self.policy_state.sizes)
 
     def _accept(self, measured: Measurement) -> Flags:

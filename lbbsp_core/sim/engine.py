@@ -206,6 +206,9 @@ class _CachedPolicy:
         """Returns an attribute of the policy, such as `uses_costs` or `init`."""
         return getattr(self._policy, name)
 
+    def __repr__(self) -> str:
+        return repr(self._policy)
+
     def update(self, *arguments: Any) -> object:
         if self._arguments != arguments:
             self._arguments, self._state = arguments, self._policy.update(*arguments)

@@ -17,6 +17,7 @@ from lbbsp_core.policy import (
     bound_growth,
     require_asynchronous,
 )
+from lbbsp_core.policy.base import first_state, next_state
 from lbbsp_core.types import Limits
 
 _AWAY: Final = 1, 1.0, Proportional(1.0), False  # of a worker that is away: no samples, no time
@@ -49,7 +50,7 @@ class Rounds:
         require_asynchronous(policy)
         self.constraints, self.policy = constraints, policy
         self._limits = constraints.limits
-        self._state = policy.init(constraints)
+        self._state = first_state(policy, constraints)
         self.notices = Notices()
         """Notices of the policy."""
         nothing = (0, 0.0, None, True)
@@ -136,7 +137,9 @@ class Rounds:
         observation = Observation(self._round, sizes, seconds, excluded, costs, first_uses=uses)
         if self._is_known is not None:
             constraints = bound_growth(constraints, uses, self.sizes, self._is_known)
-        self._state = self.policy.update(self._state, constraints, observation)
+        self._state = next_state(
+            self.policy, self._state, constraints, observation, self.constraints
+        )
         self.notices.of(self._state, f"round {self._round + 1}")
         self._round += 1
         self._missing = set(self.active)

@@ -12,7 +12,7 @@ from lbbsp_core.cost.online import CostShape
 from lbbsp_core.measure import OutlierFilter
 from lbbsp_core.order import Snapshot
 from lbbsp_core.policy import BatchConstraints, FirstUses, LoadBalanced, Policy, Sizes
-from lbbsp_core.policy.base import PolicyState
+from lbbsp_core.policy.base import PolicyState, first_state, next_state
 from lbbsp_core.predict import Predictor
 from lbbsp_core.predict.estimator import EstimatorState, SpeedEstimator
 from lbbsp_core.resources import FACTORS
@@ -187,7 +187,9 @@ class Balancer:
             self._estimate = estimate
 
     def _start_planning(self) -> None:
-        self.policy_state: PolicyState = self.policy.init(self.constraints)
+        self.policy_state: PolicyState = first_state(
+            self.policy, self.constraints, self.bounds.required
+        )
         self.schedule.use_plans([self.policy_state.sizes])
 
     def static_info(self) -> list[int]:
@@ -213,11 +215,12 @@ class Balancer:
             ValueError: No plan fits into the memory of the workers.
         """
         self._needs_peers = False
-        if not self.bounds.use_peers(tuple(map(PeerInfo.unpack, peer_info))):
+        bounds = self.bounds
+        if not bounds.use_peers(tuple(map(PeerInfo.unpack, peer_info))):
             return
         plans = self.schedule.plans
-        if not (self._continues and self.bounds.allow([*plans, self.policy_state.sizes])):
-            self.policy_state = self.policy.init(self.constraints)
+        if not (self._continues and bounds.allow([*plans, self.policy_state.sizes])):
+            self.policy_state = first_state(self.policy, self.constraints, bounds.required)
             plans = (self.policy_state.sizes,)
         if not are_drawn:
             self.schedule.use_plans(plans)
@@ -318,7 +321,9 @@ class Balancer:
             bounds.short_steps.observe(observation.busy_seconds, observation.excluded)
         memory = self._drivers_by_name.get(MEMORY_OF_GPU, ())
         constraints = bounds.of_next_plan(self.first_uses, self.policy_state.sizes, memory)
-        self.policy_state = self.policy.update(self.policy_state, constraints, observation)
+        self.policy_state = next_state(
+            self.policy, self.policy_state, constraints, observation, bounds.required
+        )
         schedule.advance(self.policy_state.sizes, costs)
         return running
 

@@ -268,6 +268,8 @@ class Watched(Growing):
 
     def update(self, state: Any, constraints: Any, observation: Observation) -> Any:
         self.seen.append((constraints, observation))
+        if constraints.limits[1].maximum == 0:  # it is away
+            return state._replace(sizes=(100, 0))
         return super().update(state, constraints, observation)
 
 
