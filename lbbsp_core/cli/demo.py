@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from lbbsp_core.demo import comparison
 from lbbsp_core.demo.comparison import FinishedRun, Plan, Training
 from lbbsp_core.report.live import LiveRun
 from lbbsp_core.report.summary import Summary
-from lbbsp_core.report.wording import between, duration, percent, rate, times
+from lbbsp_core.report.wording import between, compared, duration, percent, rate
 from lbbsp_core.runtime.record.figures import NOTICEABLE
 from lbbsp_core.validate import require_integer, require_known
 
@@ -88,23 +88,11 @@ def demo(
         raise typer.Exit(error.status) from None
     figures = comparison.write_results(plan, bsp, lbbsp)
     console.print(_table(figures))
-    if text := _disturbance(relative_speeds, figures["bsp"]["busy_seconds"]):
+    if text := comparison.disturbance(relative_speeds, figures):
         console.print(Text(text, "bold"))
     console.print(f"Picture: {run_dir / 'demo.html'}   Figures: {run_dir / 'summary.json'}")
     console.print(f"Report of the balanced run: open {run_dir / 'report.html'}", markup=False)
     options.write_figures(json_file, figures)
-
-
-def _disturbance(speeds: Sequence[float], busy: Sequence[float]) -> str:
-    """Returns that workers were hardly unequal in spite of the emulation, if they were."""
-    emulated, slowdown = max(speeds) / min(speeds), max(busy) / min(busy)
-    if slowdown - 1 >= (emulated - 1) / 2:
-        return ""
-    return (
-        f"With even batches the slowest worker took only {times(slowdown)} as long as the fastest "
-        f"one, though {times(emulated)} were emulated: other programs use this machine. Run the "
-        "demo again when it is quiet."
-    )
 
 
 def _relative_speeds(workers: int, speeds: str | None) -> list[float]:
@@ -134,9 +122,12 @@ def _train(plan: Plan, training: Training, console: Console) -> FinishedRun:
 
 def _table(figures: Summary) -> Table:
     bsp, lbbsp = figures["bsp"], figures["lbbsp"]
-    title = f"{figures['speedup']:.2f} x faster"
+    gain = figures["speedup"]
+    title = f"LB-BSP trains {compared('plain BSP', gain)}"
     columns = ("",), ("plain BSP", "LB-BSP")
-    table = options.FiguresTable(*columns, title=title, title_style="bold green")
+    table = options.FiguresTable(
+        *columns, title=title, title_style="bold green" if gain > 1 else "bold"
+    )
     hides = max(bsp["hidden_communication"], lbbsp["hidden_communication"]) >= NOTICEABLE
     share = partial(percent, digits=1)
     estimated = between(lbbsp["estimated_speedup"], lbbsp["estimated_speedup_at_most"])

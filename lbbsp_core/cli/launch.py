@@ -143,8 +143,10 @@ def launch(
     """
     options.require_writable_folder("--run-dir", output.run_dir)
     options.require_writable_folder("--log-dir", output.log_dir)
+    is_missing = places.workers is None and places.hosts is None
+    ours = (*_OURS, *["-n", "--workers"] * is_missing)
     for argument in command[1:]:
-        if argument.partition("=")[0] in _OURS:
+        if argument.partition("=")[0] in ours:
             text = (
                 f"the script gets {argument}, which follows it: options of lbbsp launch come first"
             )

@@ -18,7 +18,7 @@ from lbbsp_core.files import write_whole
 from lbbsp_core.launch import launch
 from lbbsp_core.report.pictures import draw_comparison
 from lbbsp_core.report.summary import Comparison, Outcome, Summary, summarise
-from lbbsp_core.report.wording import percent
+from lbbsp_core.report.wording import percent, times
 from lbbsp_core.runtime.record.record import Run, read_run
 
 logger = logging.getLogger("lbbsp.demo")
@@ -149,13 +149,26 @@ def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Summary:
     note = (
         f"Same samples in the same order: held-out accuracy "
         f"{percent(bsp.outcome.accuracy, 1)} with plain BSP, "
-        f"{percent(lbbsp.outcome.accuracy, 1)} with LB-BSP."
+        f"{percent(lbbsp.outcome.accuracy, 1)} with LB-BSP. {disturbance(plan.speeds, figures)}"
     )
     _written(plan.run_dir / "summary.json", lambda path: write_whole(path, text.encode()))
     draw = partial(draw_comparison, bsp.run, lbbsp.run, speeds=plan.speeds, note=note)
     _written(plan.run_dir / "demo.html", draw)
     _written(plan.run_dir / "report.html", partial(write_report, plan.folder(BALANCED)))
     return figures
+
+
+def disturbance(speeds: Sequence[float], figures: Summary) -> str:
+    """Returns that workers were hardly unequal in spite of the emulation, if they were."""
+    busy = figures["bsp"]["busy_seconds"]
+    emulated, slowdown = max(speeds) / min(speeds), max(busy) / min(busy)
+    if slowdown - 1 >= (emulated - 1) / 2:
+        return ""
+    return (
+        f"With even batches the slowest worker took only {times(slowdown)} as long as the fastest "
+        f"one, though {times(emulated)} were emulated: other programs use this machine. Run the "
+        "demo again when it is quiet."
+    )
 
 
 def _written(path: Path, write: Callable[[Path], object]) -> None:

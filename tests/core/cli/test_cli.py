@@ -91,6 +91,13 @@ def test_the_arguments_of_the_script_are_its_own(jobs, arguments):
     assert (noted in result.stderr) == ("--speeds" in arguments)
 
 
+@pytest.mark.parametrize("option", ["-n", "--workers", "--workers=2"])
+def test_workers_behind_the_script_are_noted_where_they_are_missing(jobs, option):
+    noted = "options of lbbsp launch come first"
+    assert noted in run("launch", "train.py", option, 2).stderr
+    assert noted not in run("launch", "-n", 1, "train.py", option, 2).stderr
+
+
 def test_a_module_is_handed_on_as_to_python(jobs):
     run("launch", "-n", 1, "-m", "package.train", "-m", "--epochs", "5")
     run("launch", "-n", 1, "--module", "train")
@@ -176,7 +183,7 @@ def test_demo_writes_figures_records_and_a_picture(monkeypatch, tmp_path, comple
     for name in ("bsp", "lbbsp"):
         assert (folder / name / "run.jsonl").exists()
         assert (folder / name / "output.log").read_text() == "[0] a word from a worker\n"
-    assert "1.86 x faster" in result.output
+    assert "LB-BSP trains 1.9 times as fast as plain BSP" in result.output
     for name in ("waiting for other workers", "waiting and communication", "speed-up, measured"):
         assert name in result.output
     [row] = [row for row in result.output.splitlines() if "hidden communication" in row]
@@ -193,6 +200,7 @@ def test_demo_says_when_its_workers_were_hardly_unequal(
     result = run("demo", "--workers", 2, "--speeds", "1,0.33", "--steps", 20, "--run-dir", tmp_path)
     text = "only 1.2 times as long as the fastest one, though 3.0 times were emulated"
     assert (text in " ".join(result.output.split())) == said
+    assert (text in (tmp_path / "demo.html").read_text()) == said
 
 
 def test_demo_fails_as_its_workers_do(monkeypatch, tmp_path, complete):
@@ -591,6 +599,6 @@ def test_the_demo_needs_no_picture(monkeypatch, tmp_path, complete, caplog):
         (tmp_path / name).symlink_to("/dev/full")
     done = run("demo", "--workers", 2, "--steps", 20, "--run-dir", tmp_path)
     assert done.exit_code == 0, done.output
-    assert "1.86 x faster" in done.output
+    assert "LB-BSP trains 1.9 times as fast as plain BSP" in done.output
     assert "summary.json" in caplog.text
     assert "demo.html" in caplog.text
