@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "launch": STAGES | {"processes", "runtime.reliability.exit", "runtime.reliability.marks"},
     "profiler": STAGES | {"processes"},
     "report": STAGES | {"runtime.record", "sim", "profiler"},
-    "doctor": STAGES | {"runtime", "launch"},
+    "doctor": STAGES | {"registry", "runtime", "launch"},
     "demo": STAGES | {"registry", "runtime", "launch", "report"},
     "testing": STAGES | {"registry", "runtime", "sim"},
     "cli": STAGES

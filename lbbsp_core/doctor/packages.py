@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -228,7 +229,7 @@ def check_settings(
 ) -> list[Finding]:
     """Checks the environment variables of Keras, of XLA and of lbbsp."""
     findings = [] if set(frameworks) == {"mxnet"} else [*_keras(environment), *_xla(environment)]
-    findings += _run_dir(environment)
+    findings += [*_run_dir(environment), *_policy(environment)]
     return findings or [ok("environment variables", "none of them disturbs")]
 
 
@@ -271,3 +272,16 @@ def _run_dir(environment: Mapping[str, str]) -> Iterator[Finding]:
     except ValueError as error:
         text = str(error).rpartition(": ")[0]
         yield problem("LBBSP_RUN_DIR", text, "name another folder, or change its rights")
+
+
+def _policy(environment: Mapping[str, str]) -> Iterator[Finding]:
+    text = environment.get("LBBSP_POLICY", "").strip()
+    name, colon, _ = text.partition(":")
+    with suppress(ImportError):  # of NumPy, which has a finding of its own
+        from lbbsp_core.registry import POLICIES
+
+        if text and (name in POLICIES or not colon):  # not module:Name, which only the job imports
+            try:
+                POLICIES.build(text)
+            except ValueError as error:
+                yield problem("LBBSP_POLICY", str(error), "correct or unset LBBSP_POLICY")

@@ -184,6 +184,12 @@ def test_settings_that_break_keras_or_the_record(tmp_path):
     [folder] = check_settings({"LBBSP_RUN_DIR": str(tmp_path / "file" / "new")})
     assert (folder.check, folder.status) == ("LBBSP_RUN_DIR", "problem")
     assert f"{tmp_path / 'file'} is not a folder" in folder.message
+    for text in ("", "dbs", "lbbsp:min_gain=0", "mine:Policy"):
+        assert statuses(check_settings({"LBBSP_POLICY": text})) == ["ok"]
+    [policy] = check_settings({"LBBSP_POLICY": "observ"})
+    assert "did you mean 'observe'?" in policy.message
+    [option] = check_settings({"LBBSP_POLICY": "lbbsp:min_gian=0"})
+    assert "min_gain" in option.message
 
 
 @pytest.mark.parametrize(
