@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -274,10 +275,8 @@ def read_scenario(table: Mapping[str, object], name: str, folder: Path | None = 
 def _as_tuple(key: str, value: object) -> tuple[object, ...]:
     """Reads a list such as ``[9, 12, 18]``, or ``"9/12/18"`` as papers write it."""
     if isinstance(value, str) and key != "profiles":
-        try:
+        with suppress(ValueError):
             return tuple(float(part) for part in value.split("/"))
-        except ValueError:
-            value = None
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"{key} must be a list with at least one entry, got {value!r}")
     return tuple(value)

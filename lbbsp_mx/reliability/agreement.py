@@ -234,6 +234,8 @@ class Agreement:
 
     def mean(self, value: Any, weight: float) -> float | npt.NDArray[np.float64]:
         """Returns the weighted mean of numbers over workers; a collective between two steps."""
+        if isinstance(value, mx.metric.EvalMetric):
+            value, weight = value.get()[1], value.num_inst
         read = value.asnumpy() if hasattr(value, "asnumpy") else value
         numbers = np.asarray(read, np.float64)
         self._session.finish_barrier()

@@ -114,7 +114,9 @@ class TrainingControl(StoreTrainer):
         self._agreement.broadcast()
 
     def mean_over_workers(
-        self, value: float | npt.ArrayLike | mx.nd.NDArray, weight: float = 1.0
+        self,
+        value: float | npt.ArrayLike | mx.nd.NDArray | mx.metric.EvalMetric,
+        weight: float = 1.0,
     ) -> float | npt.NDArray[np.float64]:
         """Returns the weighted mean of a metric over workers, the same bits on all of them.
 
@@ -122,7 +124,8 @@ class TrainingControl(StoreTrainer):
         this mean, not a worker's own metric, so that all workers decide alike.
 
         Args:
-            value: A number of this worker, or an array with as many numbers on each worker.
+            value: A number of this worker, or an array with as many numbers on each worker; or a
+                metric of MXNet, but no composite one, whose weight is its number of samples.
             weight: Weight of this worker, for example the number of samples behind the metric.
 
         Raises:

@@ -46,7 +46,8 @@ class StepSizes(NamedTuple):
                 f"step must be called with the {self.local} samples that the plan gives to worker "
                 f"{self.rank}{self._or_a_part}, got {batch_size!r}: draw batches by "
                 "trainer.batch_sampler(...), or of trainer.sizes[trainer.kvstore.rank] samples, "
-                "and make a step for each; to accumulate gradients, pass accumulate to the trainer"
+                "and make a step for each; where losses are means of the batch, pass "
+                "mean_loss=True, and to accumulate gradients, accumulate, to the trainer"
             )
 
     def check_of_means(self, batch_size: float) -> None:

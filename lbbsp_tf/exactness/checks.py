@@ -133,7 +133,7 @@ def check_steps(steps: int | None, steps_per_epoch: int) -> None:
     if steps != steps_per_epoch:
         raise ValueError(
             f"steps_per_epoch must be balancer.steps_per_epoch = {steps_per_epoch}, got {steps!r}: "
-            "leave steps_per_epoch out"
+            "leave steps_per_epoch out, or give it to balancer.dataset(..., steps_per_epoch=)"
         )
 
 

@@ -27,6 +27,17 @@ def test_a_mean_over_one_worker_is_its_value_in_the_same_shape(value):
     assert isinstance(found, float) == isinstance(value, float)
 
 
+def test_a_metric_has_the_weight_of_its_samples(monkeypatch):
+    metric = mx.metric.Accuracy()
+    metric.update(nd.array([0, 1, 1]), nd.array([[1, 0], [1, 0], [0, 1]]))
+    seen = []
+    monkeypatch.setattr(
+        agreement, "weighted_mean", lambda *values: seen.append(values[1:]) or [0.5]
+    )
+    assert trainer(network()).mean_over_workers(metric) == 0.5
+    assert seen == [([pytest.approx(2 / 3)], 3)]
+
+
 def test_a_mean_can_be_taken_in_the_middle_of_training():
     net = network()
     it = trainer(net)

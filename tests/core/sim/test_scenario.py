@@ -135,6 +135,7 @@ def test_profiles_give_curves_and_limits_and_are_given_to_the_balancers(tmp_path
         ({"preemption": {"mean_up": 1}}, "did you mean 'mean_up_seconds'"),
         ({"speeds": [1], "cores": [1]}, "speeds and cores exclude each other"),
         ({"speeds": []}, "speeds must be a list with at least one entry"),
+        ({"cores": "6/6/x"}, "cores must be a list with at least one entry, got '6/6/x'"),
         ({"cores": "12/x"}, "cores must be a list"),
         ({"speeds": [0.0]}, "speeds must be finite and > 0, got 0.0"),
         ({"serial_share": 0.1}, "serial_share needs cores, and none are given"),
