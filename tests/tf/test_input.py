@@ -318,6 +318,29 @@ def test_a_reshuffled_stream_has_the_order_of_epochs_in_one_process(name, prefet
     assert drawn == expected
 
 
+def test_stock_fit_has_the_same_orders_with_its_number_of_steps():
+    """Without it, Keras opens each pass twice; see docs/input.md."""
+    orders = {}
+    for steps in (None, STEPS):
+        seen = []
+
+        class Model(keras.Model):
+            def train_step(self, data, seen=seen):
+                seen.append(data[1].numpy().tolist())
+                return {"loss": 0.0}
+
+        model = Model()
+        model.compile(run_eagerly=True)
+        stream = slices().shuffle(SAMPLES, seed=5).batch(X)
+        model.fit(stream, epochs=4, steps_per_epoch=steps, verbose=0)
+        orders[steps] = [seen[first : first + STEPS] for first in range(0, len(seen), STEPS)]
+    feed = TrainingInput(StubSession(), None)
+    whole = InputOptions(slices().shuffle(SAMPLES, seed=5))
+    drawn = epochs_of(feed, feed.dataset(whole), 4)
+    assert drawn == [*itertools.chain(*orders[STEPS])]
+    assert orders[None][:2] == orders[STEPS][::2]
+
+
 @pytest.mark.parametrize(("steps", "is_endless"), [(3, True), (5, False)])
 def test_epochs_of_own_length_continue_the_pass_of_a_reshuffled_stream(steps, is_endless):
     def make():
