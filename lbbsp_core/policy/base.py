@@ -166,44 +166,29 @@ class Policy(Protocol[S]):
         ...
 
 
-def first_state(
-    policy: Policy[S], constraints: BatchConstraints, required: BatchConstraints | None = None
-) -> S:
+def first_state(policy: Policy[S], constraints: BatchConstraints) -> S:
     """Returns the first state of a policy, as `next_state` returns the next one."""
-    return _checked(policy, policy.init(constraints), required or constraints)
+    return _checked(policy, policy.init(constraints), constraints)
 
 
 def next_state(
-    policy: Policy[S],
-    state: S,
-    constraints: BatchConstraints,
-    observation: Observation,
-    required: BatchConstraints | None = None,
+    policy: Policy[S], state: S, constraints: BatchConstraints, observation: Observation
 ) -> S:
     """Returns the next state of a policy, see `Policy.update`.
 
-    Args:
-        policy: Policy of the run.
-        state: Its last state.
-        constraints: Constraints of the next plan.
-        observation: Facts about the step that has just finished.
-        required: Constraints that the plan has to keep; by default `constraints`.
-
     Raises:
-        ValueError: It does not keep them: samples would be lost.
+        ValueError: Its plan would lose samples, or gives a worker too few.
     """
     new = policy.update(state, constraints, observation)
-    if new.sizes is state.sizes:
-        return new
-    return _checked(policy, new, required or constraints)
+    return new if new.sizes is state.sizes else _checked(policy, new, constraints)
 
 
 def _checked(policy: Policy[S], state: S, constraints: BatchConstraints) -> S:
-    if not constraints.allow(state.sizes):
+    if not constraints.divide(state.sizes):
         raise ValueError(
             f"policy {shortened(policy)} made the plan {shortened(state.sizes)}, but it must give "
-            f"{constraints.workers} workers {constraints.global_batch_size} samples within their "
-            "limits and granularity: check the policy with lbbsp_core.testing.check_policy"
+            f"{constraints.workers} workers {constraints.global_batch_size} samples, and none of "
+            "them less than its minimum: check the policy with lbbsp_core.testing.check_policy"
         )
     return state
 

@@ -58,14 +58,23 @@ class BatchConstraints:
         return len(self.limits)
 
     def allow(self, sizes: Sizes) -> bool:
-        """Returns whether a plan satisfies these constraints."""
-        if len(sizes) != self.workers or sum(sizes) != self.global_batch_size:
-            return False
-        if self.granularity > 1 and sum(size % self.granularity > 0 for size in sizes) > 1:
-            return False
-        if self.limits.count(self.limits[0]) == self.workers:  # fast for thousands of workers
-            return all(map(self.limits[0].allow, (min(sizes), max(sizes))))
-        return all(map(Limits.allow, self.limits, sizes))
+        """Returns whether a plan made under other constraints satisfies these."""
+        return (
+            self.divide(sizes)
+            and sum(size % self.granularity > 0 for size in sizes) <= 1
+            and all(map(Limits.allow, self.limits, sizes))
+        )
+
+    def divide(self, sizes: Sizes) -> bool:
+        """Returns whether a plan gives all samples to the workers, and each at least its minimum.
+
+        A plan that does not would lose samples; one that exceeds a maximum trains nevertheless.
+        """
+        return (
+            len(sizes) == self.workers
+            and sum(sizes) == self.global_batch_size
+            and all(size >= bounds.minimum for size, bounds in zip(sizes, self.limits, strict=True))
+        )
 
     def plan(self, costs: Sequence[Cost]) -> Sizes:
         """Returns the exact best plan for `costs`, see `lbbsp_core.allocate`.

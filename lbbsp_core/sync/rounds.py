@@ -137,9 +137,7 @@ class Rounds:
         observation = Observation(self._round, sizes, seconds, excluded, costs, first_uses=uses)
         if self._is_known is not None:
             constraints = bound_growth(constraints, uses, self.sizes, self._is_known)
-        self._state = next_state(
-            self.policy, self._state, constraints, observation, self.constraints
-        )
+        self._state = next_state(self.policy, self._state, constraints, observation)
         self.notices.of(self._state, f"round {self._round + 1}")
         self._round += 1
         self._missing = set(self.active)

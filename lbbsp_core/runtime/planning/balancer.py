@@ -187,9 +187,7 @@ class Balancer:
             self._estimate = estimate
 
     def _start_planning(self) -> None:
-        self.policy_state: PolicyState = first_state(
-            self.policy, self.constraints, self.bounds.required
-        )
+        self.policy_state: PolicyState = first_state(self.policy, self.constraints)
         self.schedule.use_plans([self.policy_state.sizes])
 
     def static_info(self) -> list[int]:
@@ -215,12 +213,11 @@ class Balancer:
             ValueError: No plan fits into the memory of the workers.
         """
         self._needs_peers = False
-        bounds = self.bounds
-        if not bounds.use_peers(tuple(map(PeerInfo.unpack, peer_info))):
+        if not self.bounds.use_peers(tuple(map(PeerInfo.unpack, peer_info))):
             return
         plans = self.schedule.plans
-        if not (self._continues and bounds.allow([*plans, self.policy_state.sizes])):
-            self.policy_state = first_state(self.policy, self.constraints, bounds.required)
+        if not (self._continues and self.bounds.allow([*plans, self.policy_state.sizes])):
+            self.policy_state = first_state(self.policy, self.constraints)
             plans = (self.policy_state.sizes,)
         if not are_drawn:
             self.schedule.use_plans(plans)
@@ -321,9 +318,7 @@ class Balancer:
             bounds.short_steps.observe(observation.busy_seconds, observation.excluded)
         memory = self._drivers_by_name.get(MEMORY_OF_GPU, ())
         constraints = bounds.of_next_plan(self.first_uses, self.policy_state.sizes, memory)
-        self.policy_state = next_state(
-            self.policy, self.policy_state, constraints, observation, bounds.required
-        )
+        self.policy_state = next_state(self.policy, self.policy_state, constraints, observation)
         schedule.advance(self.policy_state.sizes, costs)
         return running
 
