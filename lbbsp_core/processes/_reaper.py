@@ -51,15 +51,17 @@ def processes_of(folder: str) -> list[int]:
 
 def _environment(process: str) -> bytes:
     """Returns a process's environment; one that is just being executed gets a second to have it."""
-    environment = b""
+    end = "0"
     for _ in range(100):
-        end = _environment_end(process)
         with open(f"{process}/environ", "rb") as stream:
-            environment = stream.read()
-        if environment or "0" != end == _environment_end(process):
+            if environment := stream.read():
+                return environment
+        before, end = end, _environment_end(process)
+        if end == "0":
+            time.sleep(0.01)
+        elif end == before:  # it has none: the same program was there before and after it was read
             break
-        time.sleep(0.01)
-    return environment
+    return b""
 
 
 def _environment_end(process: str) -> str:
