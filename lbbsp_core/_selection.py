@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
+from lbbsp_core.types import Floats, Ints
+
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Numbers: TypeAlias = npt.NDArray[Any]
 Enough: TypeAlias = Callable[[Numbers], bool]

@@ -11,7 +11,13 @@ import numpy.typing as npt
 
 from lbbsp_core.validate import require_positive
 
-Real = float | npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
+"""Array of floating-point numbers."""
+
+Ints = npt.NDArray[np.int64]
+"""Array of integers."""
+
+Real = float | Floats
 """One worker's value, or an array of shape ``(workers,)``."""
 
 _MAX_PLAUSIBLE = 1e12

@@ -22,9 +22,7 @@ import numpy.typing as npt
 
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
-from lbbsp_core.types import Limits
-
-Ints = npt.NDArray[np.int64]
+from lbbsp_core.types import Floats, Ints, Limits
 
 UNITS: Final = 1024
 """Units of work of a mean sample."""
@@ -111,7 +109,7 @@ class Work:
 
     def cut(
         self,
-        samples: npt.NDArray[np.int64],
+        samples: Ints,
         plan: Sequence[int],
         limits: Sequence[Limits],
         granularity: int = 1,
@@ -230,7 +228,7 @@ def _targets(total: int, plan: Sequence[int], maxima: Sequence[int | None]) -> l
     return targets
 
 
-def _checked(values: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.float64]:
+def _checked(values: npt.ArrayLike, num_samples: int) -> Floats:
     """Returns the work of each sample as floats."""
     try:
         amounts = np.asarray(values, np.float64)

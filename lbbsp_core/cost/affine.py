@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.cost.base import Cost, Curve, Segment, pack_segment
+from lbbsp_core.types import Floats
 from lbbsp_core.validate import require_nonnegative, require_positive
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

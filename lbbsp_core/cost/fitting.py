@@ -13,11 +13,9 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from lbbsp_core.cost import Affine, Cost, Profile, Proportional, Saturating
-
-Floats: TypeAlias = npt.NDArray[np.float64]
+from lbbsp_core.types import Floats
 
 _MIN_SLOPE = 1e-9  # relative to the mean time per sample: `Affine` needs a slope > 0
 

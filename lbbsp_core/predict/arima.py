@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lbbsp_core.installation import extra
-from lbbsp_core.types import Measurement
+from lbbsp_core.types import Floats, Measurement
 from lbbsp_core.validate import require_integer
 
 
@@ -28,7 +27,7 @@ class ArimaState(NamedTuple):
     """
 
     updates: int
-    logs: npt.NDArray[np.float64]
+    logs: Floats
     innovations: tuple[float, ...]
     phi: tuple[float, ...]
     theta: tuple[float, ...]

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from lbbsp_core.types import Measurement
+from lbbsp_core.types import Floats, Measurement
 from lbbsp_core.validate import require_integer, require_positive
-
-Array = npt.NDArray[np.float64]
 
 SCALES = (0.3, 0.1, 0.03, 0.01)
 """Weights of the newest speed in the moving averages, which represent long lags."""
@@ -49,11 +46,11 @@ class NarxState(NamedTuple):
     updates: int
     averages: tuple[float, ...]
     drivers: tuple[float, ...]
-    inputs: Array
-    speeds: Array
-    weights: Array
-    center: Array
-    scale: Array
+    inputs: Floats
+    speeds: Floats
+    weights: Floats
+    center: Floats
+    scale: Floats
     unit: float
     damping: float
     min_speed: float
@@ -217,7 +214,7 @@ class Narx:
         speed = float(state.speeds[-1]) + state.unit * change
         return min(max(speed, state.min_speed), state.max_speed)
 
-    def _row(self, state: NarxState, drivers: tuple[float, ...]) -> Array:
+    def _row(self, state: NarxState, drivers: tuple[float, ...]) -> Floats:
         """Returns the raw input of the next iteration, shape ``(inputs,)``."""
         last = float(state.speeds[-1])
         previous = float(state.speeds[-2]) if len(state.speeds) > 1 else last
@@ -234,7 +231,7 @@ class Narx:
         count = len(state.inputs) - self.horizon + 1
         inputs = state.inputs[:count]
         changes = state.speeds[self.horizon :] - state.speeds[: -self.horizon]
-        center, scale, unit = self._standard(inputs, changes, state.speeds)
+        center, scale, unit = _standard(inputs, changes, state.speeds)
         z = _standardised(inputs, center, scale)
         target = changes / unit
         decay = self._decay(inputs.shape[1])
@@ -265,22 +262,13 @@ class Narx:
             is_due=False,
         )
 
-    def _standard(self, inputs: Array, changes: Array, speeds: Array) -> tuple[Array, Array, float]:
-        """Returns centre and scale of the inputs, and the unit of the output."""
-        unit = max(1.25 * float(np.abs(changes).mean()), 1e-4 * float(speeds[-1]))
-        center, scale = inputs.mean(axis=0), inputs.std(axis=0)
-        scale[scale <= 1e-9 * (1 + np.abs(center))] = math.inf  # ignores constants
-        scale = np.maximum(scale, 0.1 * np.abs(center))  # does not amplify slow drifts
-        center[:LAGS], scale[:LAGS] = 0.0, unit
-        return center, scale, unit
-
-    def _decay(self, inputs: int) -> Array:
+    def _decay(self, inputs: int) -> Floats:
         """Returns D, the weight decay of each parameter."""
         drivers = (inputs - LAGS) // 2
         linear = [self.decay] * LAGS + [self.driver_decay] * drivers + [self.decay] * drivers
         return np.array(linear + [self.hidden_decay] * (self.hidden * (inputs + 2)))
 
-    def _initial(self, inputs: int) -> Array:
+    def _initial(self, inputs: int) -> Floats:
         """Returns initial weights: random in the hidden layer, zero in the linear paths.
 
         In a unit, all drivers known now start with the same weight, and so do those of one step
@@ -294,7 +282,7 @@ class Narx:
         linear, out = np.zeros(inputs), np.zeros(self.hidden)
         return np.concatenate([linear, hidden.ravel(), bias, out])
 
-    def _forward(self, weights: Array, z: Array) -> tuple[Array, Array, Array]:
+    def _forward(self, weights: Floats, z: Floats) -> tuple[Floats, Floats, Floats]:
         """Returns the outputs, ``(iterations,)``, and tanh of the units and of their biases."""
         inputs, units = z.shape[1], self.hidden
         bias, out = weights[inputs * (units + 1) :].reshape(2, units)
@@ -302,7 +290,7 @@ class Narx:
         tanh, tanh0 = np.tanh(paths[:, 1:] + bias), np.tanh(bias)
         return paths[:, 0] + (tanh - tanh0) @ out, tanh, tanh0
 
-    def _jacobian(self, weights: Array, z: Array, tanh: Array, tanh0: Array) -> Array:
+    def _jacobian(self, weights: Floats, z: Floats, tanh: Floats, tanh0: Floats) -> Floats:
         """Returns the derivatives of the outputs, shape ``(iterations, len(weights))``."""
         count, inputs = z.shape
         units, size = self.hidden, len(weights)
@@ -319,7 +307,17 @@ class Narx:
         return jacobian
 
 
-def _gram(rows: Array) -> Array:
+def _standard(inputs: Floats, changes: Floats, speeds: Floats) -> tuple[Floats, Floats, float]:
+    """Returns centre and scale of the inputs, and the unit of the output."""
+    unit = max(1.25 * float(np.abs(changes).mean()), 1e-4 * float(speeds[-1]))
+    center, scale = inputs.mean(axis=0), inputs.std(axis=0)
+    scale[scale <= 1e-9 * (1 + np.abs(center))] = math.inf  # ignores constants
+    scale = np.maximum(scale, 0.1 * np.abs(center))  # does not amplify slow drifts
+    center[:LAGS], scale[:LAGS] = 0.0, unit
+    return center, scale, unit
+
+
+def _gram(rows: Floats) -> Floats:
     """Returns ``rows.T @ rows``, of blocks so small that BLAS computes each on this thread alone.
 
     It would share a larger product with a thread on every core, and those of OpenBLAS then spin for
@@ -333,7 +331,7 @@ def _gram(rows: Array) -> Array:
     return products
 
 
-def _standardised(inputs: Array, center: Array, scale: Array) -> Array:
+def _standardised(inputs: Floats, center: Floats, scale: Floats) -> Floats:
     """Returns the inputs in units of their deviation, drivers clipped to two of them.
 
     An unprecedented value of a driver (memory of a neighbour, a burst of runnable tasks) shows
@@ -341,7 +339,7 @@ def _standardised(inputs: Array, center: Array, scale: Array) -> Array:
     """
     bounds = np.full(len(center), 2.0)
     bounds[:LAGS] = 20.0
-    z: Array = np.minimum(np.maximum((inputs - center) / scale, -bounds), bounds)
+    z: Floats = np.minimum(np.maximum((inputs - center) / scale, -bounds), bounds)
     return z
 
 

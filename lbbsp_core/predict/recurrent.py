@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from lbbsp_core.types import Measurement
+from lbbsp_core.types import Floats, Measurement
 from lbbsp_core.validate import require_integer, require_positive
-
-Array = npt.NDArray[np.float64]
 
 
 class RecurrentState(NamedTuple):
@@ -28,10 +25,10 @@ class RecurrentState(NamedTuple):
     """
 
     updates: int
-    logs: Array
-    weights: Array
-    mean: Array
-    square: Array
+    logs: Floats
+    weights: Floats
+    mean: Floats
+    square: Floats
     log_speed: float
 
 
@@ -152,14 +149,14 @@ class Recurrent:
         """Number of weight columns per unit: 4 for an LSTM (3 gates and the candidate), else 1."""
         return 4 if self.kind == "lstm" else 1
 
-    def _split(self, weights: Array) -> tuple[Array, Array, Array, Array]:
+    def _split(self, weights: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Splits the flat vector into W, U, b, ``(2 + hidden + 1, gates * hidden)``, a, c, d."""
         rows, columns = 3 + self.hidden, self._gates * self.hidden
         cell = weights[: rows * columns].reshape(rows, columns)
         output = weights[rows * columns :]
         return cell, output[: self.hidden], output[self.hidden : -1], output[-1:]
 
-    def _initial(self, random: np.random.Generator) -> Array:
+    def _initial(self, random: np.random.Generator) -> Floats:
         """Returns initial weights: a random cell, and zero output."""
         rows, columns = 3 + self.hidden, self._gates * self.hidden
         cell = random.normal(0, 0.5 / math.sqrt(rows), (rows, columns))
@@ -168,7 +165,7 @@ class Recurrent:
             cell[-1, self.hidden : 2 * self.hidden] = 1  # forget gates start open
         return np.concatenate([cell.ravel(), np.zeros(self.hidden + 3)])
 
-    def _forward(self, weights: Array, x: Array) -> tuple[Array, list[Array], list[Array]]:
+    def _forward(self, weights: Floats, x: Floats) -> tuple[Floats, list[Floats], list[Floats]]:
         """Returns the outputs, ``(batch, sequence_length)``, the hidden states and the tape.
 
         The tape holds for step k of an LSTM the three gates, the candidate, the memory before
@@ -197,7 +194,7 @@ class Recurrent:
         outputs = np.stack(hidden[1:], axis=1) @ a + x @ c + d
         return outputs, hidden, tape
 
-    def _gradient(self, weights: Array, x: Array, targets: Array) -> Array:
+    def _gradient(self, weights: Floats, x: Floats, targets: Floats) -> Floats:
         """Returns the gradient of the mean Huber loss (threshold 2), flat.
 
         The loss covers the second half of each subsequence.

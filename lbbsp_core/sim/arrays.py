@@ -22,10 +22,9 @@ from lbbsp_core.policy import BatchConstraints, Observation, Policy, PolicyState
 from lbbsp_core.policy.base import first_state, next_state
 from lbbsp_core.predict import Predictor
 from lbbsp_core.sim.config import SimConfig
-from lbbsp_core.types import Measurement
+from lbbsp_core.types import Floats, Measurement
 
 Flags = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 State = TypeVar("State", bound=tuple[Floats, ...])
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from lbbsp_core.policy import Even, Policy
 from lbbsp_core.predict import LastValue, Predictor
@@ -18,8 +17,7 @@ from lbbsp_core.sim.events import Change, Schedule, schedule
 from lbbsp_core.sim.synthetic import Preemption
 from lbbsp_core.sync import Synchroniser
 from lbbsp_core.sync.rounds import Rounds
-
-Ints = npt.NDArray[np.int64]
+from lbbsp_core.types import Ints
 
 MAX_IDLE_CHANGES = 100
 """Membership changes per worker without a single update, after which a run is given up."""

@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import PREDICTORS
 from lbbsp_core.sim.efficiency import efficiencies
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of
+from lbbsp_core.types import Floats
 from lbbsp_core.validate import require_integer
 
-Floats = npt.NDArray[np.float64]
 Progress = Callable[[str, str, int], None]
 """Called with a file's name, a predictor's name and a number of further iterations done."""
 

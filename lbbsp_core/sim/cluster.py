@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from lbbsp_core.cost import AffineArray, Cost, Proportional
 from lbbsp_core.sim.traces import Trace, TraceError
-
-Floats = npt.NDArray[np.float64]
+from lbbsp_core.types import Floats, Ints
 
 MIN_STEPS = 5
 """Number of steps below which a trace is not replayed."""
@@ -45,7 +43,7 @@ class SimulatedCluster(Protocol):
         """Returns the true cost of every worker in one step."""
         return [self.cost(rank, step) for rank in range(self.workers)]
 
-    def seconds(self, step: int, sizes: npt.NDArray[np.int64] | Floats) -> Floats:
+    def seconds(self, step: int, sizes: Ints | Floats) -> Floats:
         """Returns the busy seconds of every worker in one step, shape ``(workers,)``."""
         costs = self.costs(step)
         if isinstance(costs, AffineArray):
@@ -99,7 +97,7 @@ class ReplayedCluster(SimulatedCluster):
         """Returns ``x / v`` for every worker in one step."""
         return AffineArray(np.zeros(self.workers), 1.0 / self.speeds[step])
 
-    def seconds(self, step: int, sizes: npt.NDArray[np.int64] | Floats) -> Floats:
+    def seconds(self, step: int, sizes: Ints | Floats) -> Floats:
         """Returns the busy seconds ``x / v`` of every worker in one step."""
         seconds: Floats = sizes / self.speeds[step]
         return seconds

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from lbbsp_core.types import Floats
 from lbbsp_core.validate import require_nonnegative, require_positive, require_whole
-
-Floats = npt.NDArray[np.float64]
 
 
 class Communication(Protocol):

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum, read_cost
 from lbbsp_core.sim.communication import ServerLinks
+from lbbsp_core.types import Floats, Ints
 from lbbsp_core.validate import require_integer, require_nonnegative, shortened
 from lbbsp_core.work import UNITS, Work
-
-Floats = npt.NDArray[np.float64]
 
 _LONGEST_LAG: Final = 1000
 _MOST_SECONDS: Final = 1e12  # sums of more could overflow
@@ -148,7 +146,7 @@ class SimulatedSamples:
             self._work = Work(np.exp(work.sigma * normal), count)
             self.order.work = None if work.known is False else self._work
 
-    def amounts(self, step: int, sizes: npt.NDArray[np.int64]) -> Floats:
+    def amounts(self, step: int, sizes: Ints) -> Floats:
         """Returns the work of each worker in a step, in mean samples, by rank."""
         if self._work is None:
             return np.asarray(sizes, np.float64)

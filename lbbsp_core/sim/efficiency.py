@@ -6,9 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from lbbsp_core.cost import Proportional
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import LoadBalanced
@@ -16,9 +13,7 @@ from lbbsp_core.sim.cluster import replay_trace
 from lbbsp_core.sim.config import SimConfig
 from lbbsp_core.sim.engine import run_bsp, run_oracle
 from lbbsp_core.sim.traces import Series, Trace
-from lbbsp_core.types import Measurement
-
-Floats = npt.NDArray[np.float64]
+from lbbsp_core.types import Floats, Measurement
 
 
 def efficiencies(
@@ -38,6 +33,7 @@ def efficiencies(
 
     Example:
         >>> from pathlib import Path
+        >>> import numpy as np
         >>> steps, speeds = np.arange(5), (np.full(5, 20.0), np.full(5, 10.0))
         >>> measured = [(Measurement(30, 30 / own[0]),) * 5 for own in speeds]
         >>> series = tuple(Series(rank, steps, own) for rank, own in enumerate(measured))

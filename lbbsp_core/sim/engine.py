@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lbbsp_core.cost import Cost
 from lbbsp_core.policy import BatchConstraints, Notices, Policy, PolicyState, Sizes
@@ -21,8 +20,7 @@ from lbbsp_core.sim.arrays import ArrayPlanner, fits_arrays
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.communication import ServerLinks
 from lbbsp_core.sim.config import SimConfig, SimulatedSamples
-
-Floats = npt.NDArray[np.float64]
+from lbbsp_core.types import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Timeline:
         notices: Notices of the policy (`PolicyState`), each with the step from which on it holds.
     """
 
-    sizes: npt.NDArray[np.int64]
+    sizes: Ints
     busy_seconds: Floats
     communication_seconds: float = 0.0
     links: ServerLinks | None = None

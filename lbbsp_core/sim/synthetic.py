@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from lbbsp_core.cost import Affine, AffineArray, Cost, PiecewiseCost
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.events import Change
 from lbbsp_core.sim.slowdowns import Constant, Noise, Slowdowns
+from lbbsp_core.types import Floats
 from lbbsp_core.validate import require_fraction, require_nonnegative, require_positive
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

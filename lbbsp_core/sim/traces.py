@@ -12,10 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from lbbsp_core.files import read_regular, write_whole
-from lbbsp_core.types import Measurement, is_plausible
+from lbbsp_core.types import Floats, Ints, Measurement, is_plausible
 from lbbsp_core.validate import shortened
 
 REQUIRED = ("worker", "step", "samples", "busy_seconds")
@@ -41,11 +40,11 @@ class Series:
     """
 
     worker: int
-    steps: npt.NDArray[np.int64]
+    steps: Ints
     measurements: tuple[Measurement, ...]
 
     @property
-    def speeds(self) -> npt.NDArray[np.float64]:
+    def speeds(self) -> Floats:
         """Samples per second, shape ``(iterations,)``."""
         return np.array([m.samples_per_second for m in self.measurements], dtype=np.float64)
 
