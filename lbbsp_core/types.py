@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,16 @@ Ints = npt.NDArray[np.int64]
 
 Real = float | Floats
 """One worker's value, or an array of shape ``(workers,)``."""
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # PEP 696: plain `Predictor` or `Synchroniser` stands for one with any state.
+    State = TypeVar("State", default=Any)
+else:
+    from typing import TypeVar
+
+    State = TypeVar("State")
 
 _MAX_PLAUSIBLE = 1e12
 

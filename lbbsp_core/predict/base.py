@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from lbbsp_core.types import Measurement, Real
-
-if (
-    TYPE_CHECKING
-):  # PEP 696 default, which type checkers support on every Python: `Predictor` alone has any state
-    from typing_extensions import TypeVar
-
-    S = TypeVar("S", default=Any)
-else:
-    from typing import TypeVar
-
-    S = TypeVar("S")
+from lbbsp_core.types import Measurement, Real, State
 
 
 @runtime_checkable
-class Predictor(Protocol[S]):
-    """Forecasts one worker's speed from its past: pure functions over an explicit state S.
+class Predictor(Protocol[State]):
+    """Forecasts one worker's speed from its past: pure functions over an explicit state.
 
     A predictor that learns slowly may have a further method, see `trained`.
 
@@ -31,11 +20,11 @@ class Predictor(Protocol[S]):
     Checked by `lbbsp_core.testing.check_predictor`.
     """
 
-    def init(self) -> S:
+    def init(self) -> State:
         """Returns the state before the first measurement."""
         ...
 
-    def update(self, state: S, measurement: Measurement) -> S:
+    def update(self, state: State, measurement: Measurement) -> State:
         """Learns from one iteration.
 
         Args:
@@ -47,7 +36,7 @@ class Predictor(Protocol[S]):
         """
         ...
 
-    def predict(self, state: S, drivers: tuple[float, ...] = (), horizon: int = 1) -> Real:
+    def predict(self, state: State, drivers: tuple[float, ...] = (), horizon: int = 1) -> Real:
         """Forecasts the speed `horizon` iterations ahead.
 
         Args:
@@ -62,11 +51,11 @@ class Predictor(Protocol[S]):
         ...
 
 
-def trained(predictor: Predictor[S], state: S) -> S:
+def trained(predictor: Predictor[State], state: State) -> State:
     """Returns the state after the predictor's ``train(state)``, if it has such a method.
 
     There a predictor may do what the next forecast need not wait for. It is called while a worker
     waits for the others; without a call the next `update` must do the same.
     """
-    train: Callable[[S], S] | None = getattr(predictor, "train", None)
+    train: Callable[[State], State] | None = getattr(predictor, "train", None)
     return state if train is None else train(state)

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
+from lbbsp_core.types import State
 
-    # Where the state does not matter, plain `Synchroniser` stands for one with any state.
-    S = TypeVar("S", default=Any)
-else:
-    from typing import TypeVar
-
-    S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -35,10 +28,10 @@ class SyncDecision(NamedTuple):
 
 
 @runtime_checkable
-class Synchroniser(Protocol[S]):
+class Synchroniser(Protocol[State]):
     """Decides which workers wait: frozen options, an explicit state, no clock, no thread.
 
-    The type parameter S is the type of the state. All methods are pure: they return the next
+    The type parameter State is the type of the state. All methods are pure: they return the next
     state and leave the given one unchanged. Times are seconds of any monotonic clock; calls come
     in the order of time.
 
@@ -51,7 +44,7 @@ class Synchroniser(Protocol[S]):
     If not, every push enters the model on arrival: `push` aggregates that worker and no other.
     """
 
-    def init(self, workers: int, now: float = 0.0) -> S:
+    def init(self, workers: int, now: float = 0.0) -> State:
         """Returns the first state, in which all workers are released.
 
         Args:
@@ -62,7 +55,7 @@ class Synchroniser(Protocol[S]):
             ValueError: `workers` is not an integer >= 1.
         """
 
-    def push(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
+    def push(self, state: State, worker: int, now: float) -> tuple[State, SyncDecision]:
         """Decides about the gradient of one iteration that `worker` has pushed.
 
         Args:
@@ -77,7 +70,7 @@ class Synchroniser(Protocol[S]):
             ValueError: The worker waits, or is not active.
         """
 
-    def finish(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
+    def finish(self, state: State, worker: int, now: float) -> tuple[State, SyncDecision]:
         """Decides what follows from `worker` leaving, because it has finished or failed.
 
         No worker waits for it any more. Its kept pushes still enter the model, together with
@@ -95,7 +88,7 @@ class Synchroniser(Protocol[S]):
             ValueError: The worker is not active.
         """
 
-    def join(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
+    def join(self, state: State, worker: int, now: float) -> tuple[State, SyncDecision]:
         """Adds a worker: one that has left before, or a new one with the next rank.
 
         It is released at once and counts as being where the slowest worker is. A push that was
