@@ -36,6 +36,16 @@ def require_fraction(name: str, value: float) -> float:
     return _require(name, value, lambda number: 0 <= number < 1, "in [0, 1)")
 
 
+def require_share(name: str, value: float) -> None:
+    """Raises an error unless a value is in (0, 1].
+
+    Raises:
+        ValueError: It is not; names the argument and its value.
+    """
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be in (0, 1], got {value!r}")
+
+
 def require_integer(name: str, value: float, minimum: int) -> int:
     """Returns `value` as an int if it is of an integer type, no bool, and >= `minimum`.
 

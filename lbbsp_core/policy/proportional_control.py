@@ -10,7 +10,7 @@ from lbbsp_core.policy.base import Observation, Policy
 from lbbsp_core.policy.constraints import BatchConstraints, Sizes
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.fixed_shares import check_ratings, rated_plan
-from lbbsp_core.validate import require_fraction, require_integer
+from lbbsp_core.validate import require_fraction, require_integer, require_share
 
 RATINGS: Final = "ProportionalControl.ratings"
 
@@ -100,8 +100,7 @@ class ProportionalControl(Policy[ProportionalControlState]):
             object.__setattr__(self, "ratings", check_ratings(RATINGS, self.ratings))
         require_fraction("dead_band", self.dead_band)
         for name in ("smoothing", "drop"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)!r}")
+            require_share(name, getattr(self, name))
         require_integer("interval", self.interval, 1)
 
     def init(self, constraints: BatchConstraints) -> ProportionalControlState:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from lbbsp_core.types import Measurement, Real
+from lbbsp_core.validate import require_share
 
 
 class EmaState(NamedTuple):
@@ -52,8 +53,7 @@ class Ema:
     """Whether the arithmetic accepts arrays of shape ``(workers,)``, one worker per element."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1:
-            raise ValueError(f"Ema.alpha must be in (0, 1], got {self.alpha!r}")
+        require_share("Ema.alpha", self.alpha)
 
     def init(self) -> EmaState:
         """Returns the state before the first measurement."""

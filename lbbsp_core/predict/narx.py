@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lbbsp_core.types import Floats, Measurement
-from lbbsp_core.validate import require_integer, require_positive
+from lbbsp_core.validate import require_integer, require_positive, require_share
 
 SCALES = (0.3, 0.1, 0.03, 0.01)
 """Weights of the newest speed in the moving averages, which represent long lags."""
@@ -144,10 +144,7 @@ class Narx:
             "train_seconds", "forgetting_factor", "huber", "decay", "driver_decay", "hidden_decay",
         ):  # fmt: skip
             require_positive(f"Narx.{name}", getattr(self, name))
-        if self.forgetting_factor > 1:
-            raise ValueError(
-                f"Narx.forgetting_factor must be in (0, 1], got {self.forgetting_factor!r}"
-            )
+        require_share("Narx.forgetting_factor", self.forgetting_factor)
 
     def init(self) -> NarxState:
         """Returns the state before the first measurement."""

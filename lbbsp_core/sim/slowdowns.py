@@ -13,6 +13,7 @@ from lbbsp_core.validate import (
     require_fraction,
     require_nonnegative,
     require_positive,
+    require_share,
     require_whole,
 )
 
@@ -116,7 +117,7 @@ class Markov:
     def __post_init__(self) -> None:
         require_positive("Markov.slow", self.slow)
         for name in ("to_slow", "to_fast"):
-            _probability(f"Markov.{name}", getattr(self, name))
+            require_share(f"Markov.{name}", getattr(self, name))
 
     def draw(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
         """Draws the chains, which start in their stationary distribution."""
@@ -153,7 +154,7 @@ class Disturbance:
     steps_per_epoch: int = 50
 
     def __post_init__(self) -> None:
-        _probability("Disturbance.probability", self.probability)
+        require_share("Disturbance.probability", self.probability)
         for name, bound in (("epochs", 1), ("seconds", 0)):
             pair = tuple(getattr(self, name))
             if len(pair) != 2 or not bound <= pair[0] <= pair[1] < float("inf"):
@@ -182,8 +183,3 @@ class Disturbance:
             lost = np.where(starts, rng.uniform(*self.seconds, workers), lost)
             yield np.where(remaining > 0, lost, 0.0)
             remaining = np.maximum(remaining - 1, 0)
-
-
-def _probability(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ValueError(f"{name} must be in (0, 1], got {value!r}")
