@@ -39,8 +39,7 @@ class BatchConstraints:
 
     def __post_init__(self) -> None:
         for name, minimum in (("global_batch_size", 0), ("granularity", 1)):  # also NumPy's
-            value = require_integer(name, getattr(self, name), minimum)
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, require_integer(name, getattr(self, name), minimum))
         min_total = sum(bounds.minimum for bounds in self.limits)
         if self.global_batch_size < min_total:
             raise ValueError(

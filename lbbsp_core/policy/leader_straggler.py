@@ -113,8 +113,7 @@ class LeaderStraggler(Policy[LeaderStragglerState]):
         delta, window, streak = self._tuned(state, first_delta, leader, straggler)
         delta = _granules(delta, constraints.granularity)
         sizes = list(state.sizes)
-        room, spare = _room(state, constraints, leader), _spare(state, constraints, straggler)
-        moved = min(delta, room, spare)
+        moved = min(delta, _room(state, constraints, leader), _spare(state, constraints, straggler))
         sizes[leader] += moved
         sizes[straggler] -= moved
         return LeaderStragglerState(

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 from lbbsp_core.cost import Proportional
 from lbbsp_core.policy.base import Observation, Policy
 from lbbsp_core.policy.constraints import BatchConstraints, Sizes
-from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.fixed_shares import check_ratings, rated_plan
 from lbbsp_core.validate import require_fraction, require_integer, require_share
 
@@ -111,10 +110,7 @@ class ProportionalControl(Policy[ProportionalControlState]):
         """
         none = (0,) * constraints.workers
         unknown = (0.0,) * constraints.workers
-        if self.ratings is None:
-            sizes = Even().init(constraints).sizes
-        else:
-            sizes = rated_plan(RATINGS, self.ratings, constraints)
+        sizes = rated_plan(RATINGS, self.ratings or (1.0,) * constraints.workers, constraints)
         return ProportionalControlState(sizes, unknown, 0, none, unknown, (None,) * len(sizes))
 
     def update(
@@ -126,11 +122,10 @@ class ProportionalControl(Policy[ProportionalControlState]):
         """Smooths the times; adjusts the plan every `interval` steps."""
         if observation.sizes != state.sizes:  # the step ran with an older plan, or was short
             return state
+        pairs = enumerate(zip(state.seconds, observation.busy_seconds, strict=True))
         seconds = tuple(
             self._smoothed(old, new) if observation.measured(rank) else old
-            for rank, (old, new) in enumerate(
-                zip(state.seconds, observation.busy_seconds, strict=True)
-            )
+            for rank, (old, new) in pairs
         )
         state = state._replace(seconds=seconds, steps=state.steps + 1)
         if state.steps % self.interval or not all(state.seconds) or not all(state.sizes):
