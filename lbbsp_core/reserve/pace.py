@@ -12,6 +12,9 @@ PART_SECONDS: Final = 0.0025
 CLAIM_SECONDS: Final = 0.001
 """Overhead of a part, and time of a claim, that are assumed before one has been measured."""
 
+_MEMORY: Final = 50  # parts that count in the fit of `PartCosts`
+_BAND: Final = 0.25  # its width on each side, relative to the line
+
 
 class Pace(NamedTuple):
     """How fast a worker is; overheads are slower with it, and hence counted in samples (rule 5).
@@ -67,27 +70,18 @@ class PartCosts(NamedTuple):
     weight: float = 0.0
     xx: float = 0.0
 
-    def after(
-        self,
-        samples: int,
-        seconds: float,
-        seconds_per_sample: float,
-        memory: int = 50,
-        band: float = 0.25,
-    ) -> PartCosts:
+    def after(self, samples: int, seconds: float, seconds_per_sample: float) -> PartCosts:
         """Returns the fit after a part of some samples, by the pace of the main part.
 
         Args:
             samples: Size of the part.
             seconds: Its time, without the claim.
             seconds_per_sample: Pace of the main part.
-            memory: Number of parts that count.
-            band: Width of the band on each side, relative to the line.
         """
         x, y = 1 / samples, seconds / (samples * seconds_per_sample)
         line = 1 + self.slope * x
-        error = min(max(y - line, -band * line), band * line)
-        weight = min(self.weight + 1, memory)
+        error = min(max(y - line, -_BAND * line), _BAND * line)
+        weight = min(self.weight + 1, _MEMORY)
         xx = self.xx + (x * x - self.xx) / weight
         return PartCosts(max(0.0, self.slope + x * error / (weight * xx)), weight, xx)
 
