@@ -56,7 +56,7 @@ class ArrayPlanner:
         self._constraints, self._policy = constraints, policy
         self._steps_per_epoch = config.steps_per_epoch
         self.policy_state: PolicyState = first_state(policy, constraints)
-        self._plans = deque([self.policy_state.sizes] * config.lag)
+        self._plans: deque[Sizes] = deque([self.policy_state.sizes] * config.lag)
         self._predictor, self._predicted = predictor, predictor.init()
         self._filter = OutlierFilter()
         self._last_speed, self._outliers = np.full(workers, np.nan), np.zeros(workers, np.int64)
@@ -69,8 +69,7 @@ class ArrayPlanner:
 
     def sizes(self, step: int) -> Sizes:
         """Returns the samples of each worker in a step, by rank."""
-        plan: Sizes = self._plans[0]
-        return plan
+        return self._plans[0]
 
     def finish(self, step: int, seconds: Floats) -> None:
         """Learns from the busy seconds of a step, and plans."""

@@ -118,7 +118,7 @@ def run_async(
         )
     pairs = zip(finished.worker.tolist(), finished.iteration.tolist(), strict=True)
     sizes = np.array([run.batch_sizes[pair] for pair in pairs], np.int64)
-    return AsyncRun(finished, sizes, cluster.workers, run.end_seconds, run.notices)
+    return AsyncRun(finished, sizes, cluster.workers, run.end_seconds, tuple(run.rounds.notices))
 
 
 def allows_preemption(policy: Policy | type[Policy]) -> bool:
@@ -142,7 +142,7 @@ class _AsyncSimulation:
     def __post_init__(self) -> None:
         workers = self._cluster.workers
         flags = [True] * workers if self._config.first_use_seconds else None
-        self._rounds = Rounds(batch_constraints(self._cluster, self._config), self._policy, flags)
+        self.rounds = Rounds(batch_constraints(self._cluster, self._config), self._policy, flags)
         used = self._predictor if self._policy.uses_costs else None
         shapes = [self._config.shape(worker, workers) for worker in range(workers)]
         self._estimators = [SpeedEstimator(used, shape) for shape in shapes]
@@ -152,14 +152,9 @@ class _AsyncSimulation:
         self.batch_sizes: dict[tuple[int, int], int] = {}  # by worker and iteration
         self.samples_needed = self._cluster.steps * self._config.global_batch_size
 
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """Notices of the policy."""
-        return tuple(self._rounds.notices)
-
     def start_iteration(self, worker: int, iteration: int) -> float:
         """Draws a batch and returns the seconds until its gradient is ready to be pushed."""
-        size = self._rounds.sizes[worker]
+        size = self.rounds.sizes[worker]
         busy_seconds = float(self._cluster.cost(worker, iteration % self._cluster.steps)(size))
         if (worker, size) not in self._used:
             busy_seconds += self._config.first_use_seconds
@@ -198,16 +193,16 @@ class _AsyncSimulation:
                     f"{change.time:.4g}): raise preemption.mean_up_seconds, or lower the batch"
                 )
             yield change
-            active = self._rounds.active
-            self._rounds.use_present(active ^ {change.worker})
+            active = self.rounds.active
+            self.rounds.use_present(active ^ {change.worker})
 
     def _observe(self, worker: int, samples: int, busy_seconds: float) -> None:
         """Learns from one finished iteration of `worker`."""
         estimator = self._estimators[worker]
-        measured = self._rounds.measured(worker, samples, busy_seconds)
+        measured = self.rounds.measured(worker, samples, busy_seconds)
         state, accepted = estimator.learn(self._states[worker], samples, measured)
         self._states[worker] = state
         speed, overhead = estimator.predict(state)
         cost = estimator.cost_shape.cost_at(speed, overhead) if speed else None
         excluded = measured is not None and not accepted
-        self._rounds.ran(worker, samples, busy_seconds, cost, excluded)
+        self.rounds.ran(worker, samples, busy_seconds, cost, excluded)

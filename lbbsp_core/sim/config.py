@@ -71,10 +71,8 @@ class SimConfig:
                 f"lag must be at most {_LONGEST_LAG}, got {shortened(self.lag)}: plans are decided "
                 "a few steps ahead"
             )
-        for name in (
-            *("communication_seconds", "first_use_seconds"),
-            *("part_overhead", "claim_seconds"),
-        ):
+        names = ("communication_seconds", "first_use_seconds", "part_overhead", "claim_seconds")
+        for name in names:
             if require_nonnegative(name, getattr(self, name)) >= _MOST_SECONDS:
                 raise ValueError(
                     f"{name} must be below {_MOST_SECONDS:g}, got {getattr(self, name):g}"

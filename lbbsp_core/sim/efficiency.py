@@ -57,11 +57,10 @@ def efficiencies(
     # no plan is made for steps after the last one
     never = (((math.nan,) * len(forecasts),) * recorded.workers,)
     cluster = replace(recorded, known=ahead + never * (recorded.steps - len(ahead)))
-    efficiency_by_name = {}
-    for number, name in enumerate(forecasts):
-        run = run_bsp(cluster, config, LoadBalanced(), _Known(number))
-        efficiency_by_name[name] = best / run.total_seconds
-    return efficiency_by_name
+    return {
+        name: best / run_bsp(cluster, config, LoadBalanced(), _Known(number)).total_seconds
+        for number, name in enumerate(forecasts)
+    }
 
 
 @dataclass(frozen=True)
