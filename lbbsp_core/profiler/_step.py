@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 Step = Callable[[int], object]
 
@@ -164,11 +165,8 @@ def processor() -> str:
 
 def prefer_oom_kill() -> None:
     """Makes the kernel kill this process first when the machine runs out of memory."""
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
-            stream.write("1000")
-    except OSError:  # not Linux
-        return
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
+        stream.write("1000")  # Linux only
 
 
 if __name__ == "__main__":

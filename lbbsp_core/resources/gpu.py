@@ -20,13 +20,12 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
     The driver is asked through nvidia-ml-py; if that is not installed, the device files are
     counted. MIG instances are not counted.
     """
-    count = 0
     try:
         with opened_nvml() as nvml, suppress(Exception):
-            count = int(nvml.nvmlDeviceGetCount())
+            return int(nvml.nvmlDeviceGetCount())
     except Exception:  # a missing package, library or driver: different exceptions
         return sum(path.name[6:].isdecimal() for path in devices.glob("nvidia[0-9]*"))
-    return count
+    return 0
 
 
 def gpu_uuids() -> list[str]:
