@@ -22,9 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.types import Floats, Ints
+from lbbsp_core.types import Flags, Floats, Ints
 
-Flags: TypeAlias = npt.NDArray[np.bool_]
 Numbers: TypeAlias = npt.NDArray[Any]
 Enough: TypeAlias = Callable[[Numbers], bool]
 """Returns whether granules, counted by ladder, suffice; monotone in each count."""

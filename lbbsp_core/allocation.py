@@ -11,10 +11,10 @@ from itertools import chain
 
 import numpy as np
 
-from lbbsp_core._selection import Curves, Flags, cheapest, remainder_worker
+from lbbsp_core._selection import Curves, cheapest, remainder_worker
 from lbbsp_core.cost import AffineArray, Cost
 from lbbsp_core.cost.base import SEGMENT_BYTES, pack_segments
-from lbbsp_core.types import Ints, Limits
+from lbbsp_core.types import Flags, Ints, Limits
 from lbbsp_core.validate import require_integer
 
 _MAX_EXACT = 2**53  # integers up to it are exact in float64, and so are their sums

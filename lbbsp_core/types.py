@@ -18,6 +18,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 """Array of integers."""
 
+Flags = npt.NDArray[np.bool_]
+"""Array of truth values."""
+
 Real = float | Floats
 """One worker's value, or an array of shape ``(workers,)``."""
 
@@ -157,6 +160,6 @@ def is_plausible(value: Real) -> bool:
     return bool(np.all(plausible(np.asarray(value))))
 
 
-def plausible(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+def plausible(values: Floats) -> Flags:
     """Returns which values of an array are plausible, see `is_plausible`."""
     return np.asarray((values > 1 / _MAX_PLAUSIBLE) & (values < _MAX_PLAUSIBLE))

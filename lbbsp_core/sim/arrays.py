@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lbbsp_core.cost import AffineArray
 from lbbsp_core.measure import OutlierFilter
@@ -22,9 +21,7 @@ from lbbsp_core.policy import BatchConstraints, Observation, Policy, PolicyState
 from lbbsp_core.policy.base import first_state, next_state
 from lbbsp_core.predict import Predictor
 from lbbsp_core.sim.config import SimConfig
-from lbbsp_core.types import Floats, Measurement
-
-Flags = npt.NDArray[np.bool_]
+from lbbsp_core.types import Flags, Floats, Measurement
 
 State = TypeVar("State", bound=tuple[Floats, ...])
 
