@@ -62,8 +62,6 @@ class StepProcess:
         self._name, self._timeout = f"{script}:{function}", timeout
         self._script, self._arguments = (_step.__file__, script, function), arguments
         self._process: subprocess.Popen[bytes] | None = None
-        self._requests = self._answers = -1
-        self._tail = bytearray()
         self.device, self.failure = "", ""
 
     def step(self, batch: int) -> float | None:
