@@ -28,6 +28,9 @@ logger = logging.getLogger("lbbsp.session")
 Observer: TypeAlias = Callable[[StepLine], None]
 """Function that a step is passed to when it has ended. It must not block."""
 
+Extra: TypeAlias = Sequence[Sequence[int]]
+"""Integers that an extension has offered in a step, by rank."""
+
 
 class Session(Protocol):
     """What extensions know of their session, the loop, which is above them."""
@@ -82,9 +85,7 @@ class StepExtension:
         """Returns `width` integers in [0, 2^24) for the message of the step that ends."""
         return ()
 
-    def received(
-        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> StepLine:
+    def received(self, line: StepLine, extra: Extra, messages: Sequence[StepMessage]) -> StepLine:
         """Takes what all workers have offered in a step; the same on every worker but for times.
 
         The session's balancer has already decided the next plan.

@@ -10,7 +10,7 @@ from typing import Final
 from lbbsp_core.cost import Cost, slowest
 from lbbsp_core.policy import Notices, Sizes
 from lbbsp_core.runtime.exchange.protocol import StepMessage
-from lbbsp_core.runtime.extensions.base import Session, StepExtension
+from lbbsp_core.runtime.extensions.base import Extra, Session, StepExtension
 from lbbsp_core.runtime.planning.balancer import Balancer
 from lbbsp_core.runtime.record.record import StepLine
 
@@ -47,9 +47,7 @@ class BoundsNotice(StepExtension):
         self._checks = [self._check_maximum, self._check_short_steps, self._check_granularity]
         self._notices = Notices()
 
-    def received(
-        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> StepLine:
+    def received(self, line: StepLine, extra: Extra, messages: Sequence[StepMessage]) -> StepLine:
         """Gives the notices that are due after a step."""
         if self.session.rank == 0 and self.session.workers > 1:
             self.check(self.session.balancer)

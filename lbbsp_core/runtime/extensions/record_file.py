@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from lbbsp_core.runtime.exchange.protocol import StepMessage
-from lbbsp_core.runtime.extensions.base import StepExtension
+from lbbsp_core.runtime.extensions.base import Extra, StepExtension
 from lbbsp_core.runtime.record.events import PLANNED, EventLine
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
 from lbbsp_core.runtime.record.writer import RunRecord, open_record
@@ -30,9 +30,7 @@ class Recording(StepExtension):
         """Records when the training that begins will end: after epochs of the order, or steps."""
         self._planned = epochs, steps
 
-    def received(
-        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> StepLine:
+    def received(self, line: StepLine, extra: Extra, messages: Sequence[StepMessage]) -> StepLine:
         """Records the plan before the first step of a training, when the order is known."""
         (epochs, steps), self._planned = self._planned, (None, None)
         ends = [] if steps is None else [line.step + steps]

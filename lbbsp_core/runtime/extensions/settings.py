@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from lbbsp_core.runtime.exchange.collectives import gather_bytes
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, StepMessage
-from lbbsp_core.runtime.extensions.base import StepExtension
+from lbbsp_core.runtime.extensions.base import Extra, StepExtension
 from lbbsp_core.runtime.record.record import StepLine
 
 Setting: TypeAlias = "bool | int | float | str | None"
@@ -77,9 +77,7 @@ class SettingsComparison(StepExtension):
         """Returns the fingerprint of this worker's settings, 0 if none are given."""
         return (self._fingerprint,)
 
-    def received(
-        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> StepLine:
+    def received(self, line: StepLine, extra: Extra, messages: Sequence[StepMessage]) -> StepLine:
         """Notes whether the workers' fingerprints of a step differ."""
         if self.disputed is None and any(row != extra[0] for row in extra):
             self.disputed = line.step

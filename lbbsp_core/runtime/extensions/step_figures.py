@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lbbsp_core.cost import PiecewiseCost
 from lbbsp_core.runtime.exchange.protocol import PeerInfo, StepMessage, pack, unpack
-from lbbsp_core.runtime.extensions.base import Session, StepExtension
+from lbbsp_core.runtime.extensions.base import Extra, Session, StepExtension
 from lbbsp_core.runtime.record.even_batches import EvenBatches
 from lbbsp_core.runtime.record.figures import RunningFigures
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
@@ -46,9 +46,7 @@ class StepFigures(StepExtension):
         seconds = 0.0 if self._last is None else self._last.wall_seconds
         return [int(limb) for limb in pack([round(seconds * 1e9)])]
 
-    def received(
-        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> StepLine:
+    def received(self, line: StepLine, extra: Extra, messages: Sequence[StepMessage]) -> StepLine:
         """Adds the step before, whose time is known now; records the estimate of even batches."""
         if self._last is not None:
             (nanoseconds,) = unpack(extra[0])

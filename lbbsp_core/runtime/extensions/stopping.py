@@ -9,7 +9,7 @@ from operator import or_
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Json
 from lbbsp_core.runtime.exchange.protocol import StepMessage
-from lbbsp_core.runtime.extensions.base import StepExtension
+from lbbsp_core.runtime.extensions.base import Extra, StepExtension
 from lbbsp_core.runtime.record.record import PREEMPTED, REQUESTED, StepLine
 
 _STOP, _PREEMPTED = 1, 2
@@ -41,9 +41,7 @@ class Stopping(StepExtension):
         """Returns the flags of this worker."""
         return (_STOP * self.requested + _PREEMPTED * self.preemption_requested,)
 
-    def received(
-        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> StepLine:
+    def received(self, line: StepLine, extra: Extra, messages: Sequence[StepMessage]) -> StepLine:
         """Takes the flags of all, and records why all workers stop."""
         self.take(flags for (flags,) in extra)
         if not (self.stopping or self.preempted):

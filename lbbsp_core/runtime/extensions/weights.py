@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from lbbsp_core.runtime.exchange.digest import Array, Digest
 from lbbsp_core.runtime.exchange.handshake import Facts
 from lbbsp_core.runtime.exchange.protocol import LIMB, DisagreementError, StepMessage
-from lbbsp_core.runtime.extensions.base import StepExtension
+from lbbsp_core.runtime.extensions.base import Extra, StepExtension
 from lbbsp_core.runtime.record.record import StepLine
 
 _NOTHING = (0, 0)
@@ -60,9 +60,7 @@ class WeightComparison(StepExtension):
         offered, self._offered = self._offered, _NOTHING
         return offered
 
-    def received(
-        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> StepLine:
+    def received(self, line: StepLine, extra: Extra, messages: Sequence[StepMessage]) -> StepLine:
         """Notes if two workers have sent digests of different weights."""
         sent = {
             rank: Digest.from_integer(high * LIMB + low)

@@ -22,7 +22,7 @@ from lbbsp_core.reserve import (
 from lbbsp_core.runtime.checkpoint.checkpoint import Json
 from lbbsp_core.runtime.exchange.handshake import Facts
 from lbbsp_core.runtime.exchange.protocol import LIMB, DisagreementError, StepMessage, pack, unpack
-from lbbsp_core.runtime.extensions.base import Session, StepExtension
+from lbbsp_core.runtime.extensions.base import Extra, Session, StepExtension
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
 
 logger = logging.getLogger("lbbsp.session")
@@ -119,9 +119,7 @@ class WorkSharing(StepExtension):
         costs = self._part_overhead * _THOUSANDTHS, self._claim_seconds * _MILLION
         return flags, *computed, *map(_limb, costs)
 
-    def received(
-        self, line: StepLine, extra: Sequence[Sequence[int]], messages: Sequence[StepMessage]
-    ) -> StepLine:
+    def received(self, line: StepLine, extra: Extra, messages: Sequence[StepMessage]) -> StepLine:
         """Learns what sharing would have brought in a step; chooses the fraction of a later one.
 
         Records what each worker has computed, in how many parts, and how long it was busy.
