@@ -93,11 +93,9 @@ def job_spec(
 
     def complete(role: Mapping[str, str], gpus: Mapping[str, str]) -> dict[str, str]:
         environment = {**os.environ, **gpus, **shared, **role}
-        return (
-            environment
-            if hosts is not None and hosts.remote
-            else with_defaults(environment, emulated=emulated)
-        )
+        if hosts is not None and hosts.remote:
+            return environment
+        return with_defaults(environment, emulated=emulated)
 
     return job._replace(
         workers=[complete(role, gpus) for role, gpus in zip(job.workers, variables, strict=True)],
@@ -127,9 +125,8 @@ def tensorflow_cluster(workers: int, servers: int | None, hosts: Hosts | None) -
     cluster = {"worker": [f"{bracketed(host)}:{port}" for host, port in addresses]}
     tasks = [{"type": "worker", "index": index} for index in range(workers)]
     configs = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
-    ports = [str(port) for _, port in addresses]
-    pairs = zip(configs, ports, strict=True)
-    return JobSpec([{"TF_CONFIG": config, _PORT: port} for config, port in pairs], [])
+    pairs = zip(configs, addresses, strict=True)
+    return JobSpec([{"TF_CONFIG": config, _PORT: str(port)} for config, (_, port) in pairs], [])
 
 
 def mxnet_cluster(workers: int, servers: int | None, hosts: Hosts | None) -> JobSpec:

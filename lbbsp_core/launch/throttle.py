@@ -112,8 +112,7 @@ class CpuQuotas(Throttle):
         """Creates the cgroups with their first quotas."""
         for group in self._groups:
             group.mkdir()
-        for rank, share in enumerate(shares):
-            self._write(rank, quota_us(share, self._period_us))
+        self.apply(shares)
 
     def _write(self, rank: int, quota: int | None) -> None:
         """Sets the microseconds of CPU time per period; None lifts the limit."""
