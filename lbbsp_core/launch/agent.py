@@ -97,7 +97,7 @@ class _Process:
 
     def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
-        self._marks, self._last_marks, self._ended = self._folder / "0", dict[str, str](), False
+        self._marks, self._ended = self._folder / "0", False
         self._marks.mkdir()
         self._reaper = Reaper()
         self._reaper.watch("job", self._folder)
@@ -112,12 +112,14 @@ class _Process:
 
     def run(self) -> None:
         """Tells what the process does, until it has ended; then ends all that it has started."""
-        beaten, event = 0.0, None
+        beaten, last_marks, event = 0.0, dict[str, str](), None
         while event is None:
             event = child.next_event(self._events, time.monotonic() + LOOK_SECONDS)
             if isinstance(event, child.OutputFailed):
                 raise event.error
-            self._tell_marks()
+            if (marks := mark_texts(self._marks)) != last_marks:
+                last_marks = marks
+                _send("marks", marks)
             if time.monotonic() >= beaten + BEAT_SECONDS:
                 beaten = time.monotonic()
                 _send("beat")
@@ -131,12 +133,6 @@ class _Process:
         self._child.reap()
         self._child.close()
         _send("end", event.code)
-
-    def _tell_marks(self) -> None:
-        marks = mark_texts(self._marks)
-        if marks != self._last_marks:
-            self._last_marks = marks
-            _send("marks", marks)
 
     def _obey(self) -> None:
         """Passes requests to end on; ends everything if the launcher has gone.
