@@ -21,22 +21,16 @@ def main(arguments: list[str]) -> None:
     Directories of cgroups are separated by line breaks, cores by commas; both may be empty.
     """
     parent, cgroups, cores, *command = arguments
-    kill_on_parent_death(int(parent))
+    if sys.platform == "linux":  # the kernel kills this process when its parent dies
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != int(parent):  # the parent died before the request took effect
+            sys.exit(1)
     for cgroup in cgroups.splitlines():
         with open(os.path.join(cgroup, "cgroup.procs"), "w", encoding="ascii") as stream:
             stream.write(str(os.getpid()))
     if cores:
         os.sched_setaffinity(0, map(int, cores.split(",")))
     os.execv(command[0], command)
-
-
-def kill_on_parent_death(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent dies from any cause (Linux only)."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the request took effect
-        sys.exit(1)
 
 
 if __name__ == "__main__":
