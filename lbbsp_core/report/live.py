@@ -132,7 +132,6 @@ class LiveRun:
         stop = self.last_step and self.last_step.stop
         elapsed = None if last is None or started is None else max(0.0, last - started)
         steps, times = self._steps, total(map(StepTimes.of, self._steps))
-        recent = times.figures
         workers = [self._worker(header, rank, steps, times) for rank in range(header.workers)]
         workers = _with_causes(workers, steps)
         waits = [worker.waiting_seconds or 0.0 for worker in workers]
@@ -146,7 +145,7 @@ class LiveRun:
             samples_per_second=samples_per_second,
             # It waits less than half as long as all workers do on average.
             slowest=waits.index(min(waits)) if 2 * min(waits) < fmean(waits) else None,
-            recent=recent,
+            recent=times.figures,
             so_far=self._so_far.figures,
             age_seconds=None if since is None else max(0.0, now - since),
             elapsed_seconds=elapsed,

@@ -78,5 +78,4 @@ def plotly_script() -> str:
 
 def write_page(content: Content, path: Path) -> None:
     """Writes the page to a file, whose folder is created."""
-    text = page(content, plotly_script())
-    write_whole(path, text.encode(errors="replace"))
+    write_whole(path, page(content, plotly_script()).encode(errors="replace"))

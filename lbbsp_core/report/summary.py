@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.allocation import allocate
-from lbbsp_core.cost import Proportional
+from lbbsp_core.cost import Proportional, slowest
 from lbbsp_core.runtime.record.figures import Figures
 from lbbsp_core.runtime.record.record import Run
 from lbbsp_core.runtime.record.table import Floats, StepTable, step_table
@@ -184,8 +184,7 @@ def ideal_busy_seconds(sizes: Floats, busy: Floats, total: int) -> float:
     """
     speeds = np.median(sizes / busy, axis=0).tolist()
     costs = [Proportional(speed) for speed in speeds]
-    best = allocate(costs, total=total)
-    return max(cost(float(x)) for cost, x in zip(costs, best, strict=True))
+    return slowest(costs, allocate(costs, total=total).tolist())
 
 
 def weight_difference(one: Sequence[Weights], other: Sequence[Weights]) -> tuple[float, float]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import norm, rankdata
 
 from lbbsp_core.cost import Affine, Cost, Profile, Proportional, Saturating
@@ -55,13 +54,9 @@ def speeds_of(table: StepTable) -> Floats:
     shape = CostShape.from_cost(prior, table.header.global_batch_size, table.workers)
     columns = zip(table.amounts.T, table.busy.T, strict=True)
     overheads = [_overhead(shape, *column) for column in columns]
-    return _shape(prior, table.amounts, overheads) / table.busy
-
-
-def _shape(prior: Cost, amounts: Floats, overheads: npt.ArrayLike) -> Floats:
-    """Returns w(x) + kappa of batches x, in samples, shape ``(n, N)``."""
     cost = prior.at_speed(1.0)
-    return np.asarray(cost(amounts) - cost(0.0) + np.maximum(overheads, 1e-9))
+    work = cost(table.amounts) - cost(0.0)
+    return np.asarray((work + np.maximum(overheads, 1e-9)) / table.busy)
 
 
 def _overhead(shape: CostShape, amounts: Floats, busy: Floats) -> float:
@@ -137,8 +132,7 @@ def levels(values: Floats) -> list[Level]:
     for start, stop in _segments(values):
         level = Level(start, stop, float(np.median(values[start:stop])))
         while merged_levels and _are_one(merged_levels[-1], level):
-            earlier = merged_levels.pop()
-            start = earlier.start
+            start = merged_levels.pop().start
             level = Level(start, stop, float(np.median(values[start:stop])))
         merged_levels.append(level)
     return merged_levels
