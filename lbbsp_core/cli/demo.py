@@ -124,10 +124,8 @@ def _table(figures: Summary) -> Table:
     bsp, lbbsp = figures["bsp"], figures["lbbsp"]
     gain = figures["speedup"]
     title = f"LB-BSP trains {compared('plain BSP', gain)}"
-    columns = ("",), ("plain BSP", "LB-BSP")
-    table = options.FiguresTable(
-        *columns, title=title, title_style="bold green" if gain > 1 else "bold"
-    )
+    style = "bold green" if gain > 1 else "bold"
+    table = options.FiguresTable(("",), ("plain BSP", "LB-BSP"), title=title, title_style=style)
     hides = max(bsp["hidden_communication"], lbbsp["hidden_communication"]) >= NOTICEABLE
     share = partial(percent, digits=1)
     estimated = between(lbbsp["estimated_speedup"], lbbsp["estimated_speedup_at_most"])

@@ -99,12 +99,10 @@ def _print(out: Console, result: Evaluation) -> None:
     costs = options.FiguresTable(("predictor",), figures, title=title)
     for name in names:
         scores = [trace[name] for trace in traces]
-        update, predict = (
-            f"{fmean(getattr(score, key) for score in scores):.1f}"
-            for key in ("update_us", "predict_us")
-        )
+        update = fmean(score.update_us for score in scores)
+        predict = fmean(score.predict_us for score in scores)
         mape, tail = fmean(score.mape for score in scores), max(score.p999_us for score in scores)
-        costs.add_row(_label(name), f"{mape:.1%}", update, predict, f"{tail:.0f}")
+        costs.add_row(_label(name), f"{mape:.1%}", f"{update:.1f}", f"{predict:.1f}", f"{tail:.0f}")
     out.print(costs)
 
 

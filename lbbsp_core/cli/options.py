@@ -120,8 +120,7 @@ def one_line_errors(command: Command) -> Command:
                 text = f"{error.filename}: {error.strerror}"
             elif isinstance(error, OverflowError):
                 text = f"a number is too large: {text}"
-            end = "..." * (len(text) > LONGEST_ERROR)
-            text = one_line(text, LONGEST_ERROR) + end
+            text = one_line(text, LONGEST_ERROR) + "..." * (len(text) > LONGEST_ERROR)
             typer.echo(f"lbbsp {command.__name__}: {text}", err=True)
             raise typer.Exit(2) from None
 

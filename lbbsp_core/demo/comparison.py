@@ -88,13 +88,8 @@ def require_packages(framework: str) -> None:
     if newest is not None and sys.version_info[:2] > newest:
         version = ".".join(map(str, newest))
         where = f" in a virtual environment with Python {version} or earlier"
-    extras = {
-        framework: extra,
-        plugin: extra,
-        "sklearn": "demo",
-        "plotly": "demo",
-        "jinja2": "demo",
-    }
+    extras = dict.fromkeys((framework, plugin), extra)
+    extras |= dict.fromkeys(("sklearn", "plotly", "jinja2"), "demo")
     for module, needed in extras.items():
         if find_spec(module) is None:
             raise ModuleNotFoundError(

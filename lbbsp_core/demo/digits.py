@@ -57,5 +57,4 @@ def save(
     """Writes the accuracy on the held-out digits, and the weights."""
     predicted = np.argmax(np.asarray(logits), axis=1)
     named = {f"weights_{i}": np.asarray(values) for i, values in enumerate(weights)}
-    accuracy = np.mean(predicted == held_out.y)
-    np.savez(path, accuracy=accuracy, **named)
+    np.savez(path, accuracy=np.mean(predicted == held_out.y), **named)

@@ -109,8 +109,7 @@ def check_drivers(names: Sequence[str]) -> Finding:
 
 def check_allocator(environment: Mapping[str, str]) -> Finding:
     """Checks whether glibc keeps freed memory, see docs/cpu-workers.md."""
-    missing = allocator_defaults(environment)
-    if not missing:
+    if not allocator_defaults(environment):
         return ok("allocator", "is tuned by its variables, or tensors are on a GPU")
     settings = " ".join(f"{name}={value}" for name, value in KEEP_FREED_MEMORY.items())
     text = "returns freed memory to the kernel, which clears every page of the next tensors: "
