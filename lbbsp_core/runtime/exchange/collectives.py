@@ -58,10 +58,8 @@ def gather_bytes(collectives: Collectives, data: bytes) -> list[bytes]:
 
 def to_integers(data: bytes) -> list[int]:
     """Returns bytes as integers in [0, 2^48); zeros fill the last one."""
-    padded = data.ljust(-(-len(data) // _INTEGER) * _INTEGER, b"\0")
-    return [
-        int.from_bytes(padded[i : i + _INTEGER], "big") for i in range(0, len(padded), _INTEGER)
-    ]
+    pieces = (data[start : start + _INTEGER] for start in range(0, len(data), _INTEGER))
+    return [int.from_bytes(piece.ljust(_INTEGER, b"\0"), "big") for piece in pieces]
 
 
 def from_integers(integers: Iterable[int]) -> bytes:

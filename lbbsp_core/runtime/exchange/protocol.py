@@ -171,14 +171,12 @@ class PeerInfo:
 
     def pack(self) -> list[int]:
         """Packs the facts into integers."""
-        # Slopes are rounded down: no segment may end above where the next one starts.
-        numbers = [
-            (x, round(work * 1e6), int(slope * _MILLION)) for x, work, slope in self.segments
-        ]
-        body = [number for piece in numbers for number in piece]
         overhead = round(self.overhead * 1e6)
-        facts = [self.max_batch or 0, self.granularity, int(self.shows_memory), overhead]
-        return [*facts, *body]
+        row = [self.max_batch or 0, self.granularity, int(self.shows_memory), overhead]
+        # Slopes are rounded down: no segment may end above where the next one starts.
+        for x, work, slope in self.segments:
+            row += [x, round(work * 1e6), int(slope * _MILLION)]
+        return row
 
     @staticmethod
     def unpack(row: Sequence[int]) -> PeerInfo:
