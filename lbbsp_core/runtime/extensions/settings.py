@@ -66,8 +66,7 @@ class SettingsComparison(StepExtension):
             return
         own_text = json.dumps(list((self._given or {}).items())).encode()
         texts = gather_bytes(self.session.collectives, own_text)
-        problems = differences([dict(json.loads(text)) for text in texts])
-        if problems:
+        if problems := differences([dict(json.loads(text)) for text in texts]):
             raise DisagreementError(
                 f"workers disagree on the {'; on the '.join(problems[:_NAMED])}; this is so since "
                 f"step {step}, and makes their models different: {remedy}"

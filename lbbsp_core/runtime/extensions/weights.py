@@ -39,8 +39,7 @@ class WeightComparison(StepExtension):
         if now or self._offers == 2 or self._offers % every == 1 % every:
             arrays = weights()  # this may wait for gradients, which are work on samples
             with self.session.excluded_wait():  # reading may take long, and is none
-                high, low = divmod(Digest.of(arrays).to_integer(), LIMB)
-            self._offered = high, low
+                self._offered = divmod(Digest.of(arrays).to_integer(), LIMB)
 
     def check(self) -> None:
         """Raises if the latest comparison has found a difference.

@@ -117,7 +117,7 @@ class WorkSharing(StepExtension):
         balancer = self.session.balancer
         flags = balancer.schedule.reserves.get(balancer.step, 0) + _FAILED * fails
         costs = self._part_overhead * _THOUSANDTHS, self._claim_seconds * _MILLION
-        return flags, *computed, *map(_limb, costs)
+        return flags, *computed, *(min(round(cost), LIMB - 1) for cost in costs)
 
     def received(self, line: StepLine, extra: Extra, messages: Sequence[StepMessage]) -> StepLine:
         """Learns what sharing would have brought in a step; chooses the fraction of a later one.
@@ -240,7 +240,3 @@ def _pace(message: StepMessage, size: int, part_overhead: float) -> Pace:
     """Returns the pace of a worker in a step that would have computed its planned batch."""
     overhead = 1e3 * message.overhead_nanoseconds / max(message.picoseconds_per_sample, 1)
     return Pace(message.busy_nanoseconds / 1e9 / (overhead + size), overhead, part_overhead)
-
-
-def _limb(value: float) -> int:
-    return min(round(value), LIMB - 1)
