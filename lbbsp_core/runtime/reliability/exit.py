@@ -131,10 +131,8 @@ def end_now(status: int, message: str = "", *, linger_seconds: float = 0.0) -> N
     With the logger ``lbbsp.liveness`` at debug level, the stacks of all threads follow the message.
     Other threads run on for `linger_seconds` after the message.
     """
-    report, linger = (
-        functools.partial(_print_message, message),
-        functools.partial(time.sleep, linger_seconds),
-    )
+    report = functools.partial(_print_message, message)
+    linger = functools.partial(time.sleep, linger_seconds)
     _end_after(status, report, linger, linger_seconds=linger_seconds)
 
 

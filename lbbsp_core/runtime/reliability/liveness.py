@@ -159,10 +159,6 @@ def training_thread() -> BackgroundThread:
     return BackgroundThread("lbbsp-training")
 
 
-def _forget_threads() -> None:
-    background_thread.cache_clear()
-    training_thread.cache_clear()
-
-
 if hasattr(os, "register_at_fork"):  # a fork has none of the threads
-    os.register_at_fork(after_in_child=_forget_threads)
+    os.register_at_fork(after_in_child=background_thread.cache_clear)
+    os.register_at_fork(after_in_child=training_thread.cache_clear)
