@@ -63,11 +63,6 @@ class TrainingInput:
         pipeline = self.announced or self.latest
         return pipeline.order if pipeline else None
 
-    @property
-    def is_reshuffled(self) -> bool:
-        """True if the order of the fit's data cannot be continued in its middle."""
-        return self.pipeline.source.is_reshuffled
-
     def dataset(self, options: InputOptions) -> tf.data.Dataset | PlaceholderDataset:
         """Creates the training data of a fit; see `LoadBalancer.dataset`."""
         self.announced = None  # by a fit that has failed
@@ -87,8 +82,7 @@ class TrainingInput:
             step = self._session.step_of_order(self._session.step)
             source.continue_at(step // order.steps_per_pass)
         batch_maps = (options.batch_map,) if options.batch_map else ()
-        pipeline = Pipeline(self._session, order, source, options, batch_maps)
-        self.latest = pipeline
+        self.latest = pipeline = Pipeline(self._session, order, source, options, batch_maps)
         if self._session.workers == 1:
             self._session.use_order(order)
             return pipeline.epoch()

@@ -125,7 +125,7 @@ class Checkpoints:
         self._fits.append({"facts": self._facts, "history": None, "settings": settings})
         self._resumed, self._initial_epoch = None, model._initial_epoch
         check_states(self._session.balancer)
-        if self._input.is_reshuffled:
+        if self._input.pipeline.source.is_reshuffled:
             raise ValueError(
                 "a fit cannot continue in a tf.data.Dataset that is endless or has a new order in "
                 "each pass: pass shuffle(..., reshuffle_each_iteration=False) and leave out "
