@@ -82,8 +82,7 @@ def share_restored_model(model: keras.Model, collectives: MirroredCollectives) -
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     for variable in (*model.variables, *model.optimizer.variables):
-        value = keras.ops.convert_to_numpy(variable)
-        variable.assign(collectives.broadcast(value))
+        variable.assign(collectives.broadcast(keras.ops.convert_to_numpy(variable)))
 
 
 def facts_of(model: keras.Model) -> dict[str, str]:
@@ -109,16 +108,13 @@ def facts_of(model: keras.Model) -> dict[str, str]:
 
 def weights_of(model: keras.Model) -> Iterator[Array]:
     """Yields the weights that must be equal on all workers."""
-    for variable in filter(compat.is_mirrored, model.trainable_variables):
-        yield keras.ops.convert_to_numpy(variable)
+    return map(keras.ops.convert_to_numpy, filter(compat.is_mirrored, model.trainable_variables))
 
 
 def check_learning_rates(model: keras.Model, collectives: Collectives) -> None:
     """Raises unless all workers start with the same learning rates; a collective."""
-    rates = (
-        keras.ops.convert_to_numpy(optimizer.learning_rate) for optimizer in optimizers_of(model)
-    )
-    text = ", ".join(f"{float(rate):.7g}" for rate in rates)
+    rates = (optimizer.learning_rate for optimizer in optimizers_of(model))
+    text = ", ".join(f"{float(keras.ops.convert_to_numpy(rate)):.7g}" for rate in rates)
     handshake.compare(collectives, {"learning rate": text})
 
 
@@ -185,10 +181,8 @@ def _described(value: Nest) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about lambdas, which only loading would execute
-            config = {
-                **value.get_config(),
-                **getattr(value, "_fn_kwargs", {}),  # Huber leaves out delta
-            }
+            # The configuration of Huber leaves out delta.
+            config = {**value.get_config(), **getattr(value, "_fn_kwargs", {})}
     except Exception:  # a class of the user need not have one
         return name
     return f"{name}({_described(_without_names(config))})"
@@ -196,12 +190,11 @@ def _described(value: Nest) -> str:
 
 def _without_names(config: Mapping[str, object]) -> dict[str, object]:
     """Removes names and numbers of learning rates, also those of nested objects."""
-    kept = {}
-    for key, value in config.items():
-        if key == "name" or (key == "learning_rate" and isinstance(value, int | float)):
-            continue
-        kept[key] = _without_names(value) if isinstance(value, Mapping) else value
-    return kept
+    return {
+        key: _without_names(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if not (key == "name" or (key == "learning_rate" and isinstance(value, int | float)))
+    }
 
 
 def _updated_metrics(model: keras.Model) -> dict[str, object]:
