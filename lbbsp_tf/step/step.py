@@ -9,8 +9,8 @@ the workers' losses, is weighted inside its own collectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Protocol
@@ -67,8 +67,7 @@ class BalancedStep:
         self.share_seed()
         data = self.next_batches[number]()
         share = tf.cast(count_rows(first_leaf(data)), tf.float64) * self.share_of_sample
-        session = self.sessions[number]
-        step = ReplicaStep(session, self.weighting, share, None, self.bucket_bytes)
+        step = ReplicaStep(self.sessions[number], self.weighting, share, None, self.bucket_bytes)
         if self.parts is not None:
             step.add_parts = partial(self.parts.added, self)
         results = step.run(self.train_step.function, data)
@@ -192,8 +191,7 @@ class ReplicaStep:
         # Executed eagerly, the backward pass is over, and sums would count as busy time. TensorFlow
         # sends in the order of the trace: nothing before the sums of synchronised layers.
         is_late = tf.executing_eagerly() or self._has_sums_of_layers
-        size = 0 if is_late else self._bucket_bytes
-        *buckets, last = in_buckets([*map(bytes_of, grads)], size)
+        *buckets, last = in_buckets([*map(bytes_of, grads)], 0 if is_late else self._bucket_bytes)
         sums: dict[int, Gradient] = {}
         arrived: list[tf.Tensor] = []
         for bucket in buckets:
@@ -221,8 +219,7 @@ class ReplicaStep:
         tensors = (run or _all_reduce)(_after(paused, tensors))
         return _after(call_after(self._session.meter.end_wait, after=tensors), tensors)
 
-    @contextmanager
-    def _timed_collectives(self) -> Iterator[None]:
+    def _timed_collectives(self) -> AbstractContextManager[None]:
         """Excludes waits of collectives inside the step (synchronised layers) from busy time."""
         context = tf.distribute.get_replica_context()
         original = context.all_reduce
@@ -239,8 +236,7 @@ class ReplicaStep:
             return self._collective(tensors), lambda *dy: self._sum_of_losses(timed, dy)
 
         timed = tf.custom_gradient(forward)
-        with replaced(context, "all_reduce", all_reduce):
-            yield
+        return replaced(context, "all_reduce", all_reduce)
 
     def _sum_of_losses(self, summed: Callable[..., Gradients], gradients: Gradients) -> Gradients:
         """Sums the gradients of all workers' targets with respect to a sum over workers.
