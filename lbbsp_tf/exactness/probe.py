@@ -158,9 +158,7 @@ def same_for_all_samples(gradient: Gradient) -> Gradient:
 def _written_variables(graph: tf.Graph) -> Iterator[tf.Variable]:
     """Yields the variables that a function may write: that other operations than reads take."""
     written = {id(outer) for outer, inner in graph.captures if _is_written(inner)}
-    for variable in graph.variables:
-        if id(variable.handle) in written:
-            yield variable
+    return (variable for variable in graph.variables if id(variable.handle) in written)
 
 
 def _is_written(handle: tf.Tensor) -> bool:
@@ -202,8 +200,7 @@ def sketches_as_one_process(
         return [summed(gradient) for gradient in gradients]
 
     context = tf.distribute.get_replica_context()
-    local_sum = lambda op, value, options=None: value  # noqa: E731
-    alone = compat.replaced(context, "all_reduce", local_sum)
+    alone = compat.replaced(context, "all_reduce", lambda op, value, options=None: value)
     with ExitStack() as stack:
         for patch in (*patches, compat.intercepted_apply(keep), alone):
             stack.enter_context(patch)
