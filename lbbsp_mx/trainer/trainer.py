@@ -330,14 +330,19 @@ class Trainer(TrainingControl):
         return True
 
     def _sum(self) -> None:
-        """Waits for the sums of the gradients of a step that has begun."""
+        """Passes the barrier of a step that has begun, and waits for the sums of its gradients."""
         if self._contains_sparse_weight and self._store.workers == 1:
             raise ValueError(
                 "allreduce_grads needs dense parameters, because gluon updates sparse ones in its "
                 "store: call step, or leave stype='row_sparse' out"
             )
         super().allreduce_grads()
-        self._finish_sums()
+        self._steps.end(*self._waits, at_once=True)
+        if self._store.workers > 1:  # which know their total now
+            weights, now = self._session.weights, self._steps.now
+            self._total = float(now.total) if weights is None else total_weight(weights)
+        for stage in reversed(self._stages):
+            stage.after_sums(self._gradients)
 
     def _divide(self) -> None:
         for number in learning(self._params):
@@ -359,19 +364,9 @@ class Trainer(TrainingControl):
 
     def _needs_sums(self, ignores_stale: bool) -> bool:
         """Returns whether the sums must be complete before the update is queued."""
-        is_mixed = self._loss_scaler is not None
         learns_total = self._steps.weight is not None or self._steps.is_beside
         reads = any(stage.reads_sums(ignores_stale=ignores_stale) for stage in self._stages)
-        return self._store.workers > 1 and (is_mixed or learns_total or reads)
-
-    def _finish_sums(self) -> None:
-        """Passes the barrier, and waits for the sums; several workers know their total then."""
-        self._steps.end(*self._waits, at_once=True)
-        if self._store.workers > 1:
-            weights, now = self._session.weights, self._steps.now
-            self._total = float(now.total) if weights is None else total_weight(weights)
-        for stage in reversed(self._stages):
-            stage.after_sums(self._gradients)
+        return self._store.workers > 1 and (self._loss_scaler is not None or learns_total or reads)
 
     # What gluon calls in a step
 
@@ -382,8 +377,7 @@ class Trainer(TrainingControl):
             stage.before_sums(gradients)
         alone = self._store.workers == 1
         send = super()._allreduce_grads if alone else partial(gradients.sum_over, self._store)
-        measured = gradients.arrays if self._global_batch_size else {}
-        self._waits = self._fences.record(measured, send)
+        self._waits = self._fences.record(gradients.arrays if self._global_batch_size else {}, send)
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         for stage in self._stages:
