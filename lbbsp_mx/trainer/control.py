@@ -250,15 +250,14 @@ class TrainingControl(StoreTrainer):
         self._steps.check_leads()
         if self._checkpoints.schedule.regular:
             raise ValueError(SEVERAL_CHECKPOINTS)
-        own_arguments = {
-            "global_batch_size": self._global_batch_size,
-            "accumulate": self._steps.draws.parts,
-        }
-        for name, argument in (("global_batch_size", total), ("accumulate", parts)):
-            if argument not in (None, own_arguments[name]):
+        for name, own_argument, argument in (
+            ("global_batch_size", self._global_batch_size, total),
+            ("accumulate", self._steps.draws.parts, parts),
+        ):
+            if argument not in (None, own_argument):
                 raise ValueError(
                     f"{name} must be that of the trainer beside which this one steps, "
-                    f"{own_arguments[name]}, got {argument}: pass it to that trainer, since both "
+                    f"{own_argument}, got {argument}: pass it to that trainer, since both "
                     "step on the same batches"
                 )
         if options:
