@@ -66,9 +66,8 @@ class _Process:
             names = liveness.node_names(*cluster.counts())
             self._watch = NodesWatch(self.transport, liveness.peers, names, seconds)
         else:
-            answers = liveness.scheduler_answers
             self._watch = SchedulerWatch(
-                self.transport, answers, seconds, answer_seconds=_ANSWER_SECONDS
+                self.transport, liveness.scheduler_answers, seconds, answer_seconds=_ANSWER_SECONDS
             )
         self._asked_seconds: float | None = None  # since a SIGTERM
         # Python's own handlers would run on the main thread, which is in MXNet's library.

@@ -50,9 +50,8 @@ class ParameterServers:
         if service is not None:
             optimizer.set_lr_mult({i: param.lr_mult for i, param in enumerate(self._params)})
             optimizer.set_wd_mult({i: param.wd_mult for i, param in enumerate(self._params)})
-            sent = ServerOptimizer(optimizer, self.keys, service)
             with self.waiting("for the servers to receive the optimizer"):
-                self._native.set_optimizer(sent)
+                self._native.set_optimizer(ServerOptimizer(optimizer, self.keys, service))
         if cluster.in_cluster():
             with self.waiting("for worker 0 to send the optimizer"):
                 self._native._barrier()

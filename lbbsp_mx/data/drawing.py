@@ -205,10 +205,9 @@ def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int
 
 def _digests(data: Sequence[Any]) -> list[Digest]:
     """Returns digests of three samples; none if they cannot be compared."""
-    last = len(data) - 1
     states = random.getstate(), np.random.get_state()  # reading may draw random numbers
     try:
-        numbers = sorted({0, len(data) // 2, last} if last >= 0 else ())
+        numbers = sorted({0, len(data) // 2, len(data) - 1} if len(data) else ())
         once, again = ([Digest.of(list(_arrays(data[i]))) for i in numbers] for _ in range(2))
         return once if all(map(Digest.is_close, once, again)) else []
     except Exception:  # training will show what is wrong with the data set

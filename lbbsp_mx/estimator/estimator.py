@@ -86,8 +86,7 @@ class LoadBalancingHandler(
             _leave_out_what_is_done(estimator)
         checkpoints.schedule.open()
         self.ends.begin(session)
-        recording = session.extensions[Recording]
-        recording.plan(epochs=estimator.max_epoch, steps=estimator.max_batch)
+        session.extensions[Recording].plan(epochs=estimator.max_epoch, steps=estimator.max_batch)
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Writes the last checkpoint and metrics; SIGTERM then ends the process at once."""

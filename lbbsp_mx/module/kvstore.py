@@ -120,7 +120,6 @@ class KVStore(SharedStore):
             )
         module_data.check_arguments(data, label, iter_params or {})
         workers = self.num_workers
-        collectives = self._collectives
         total = module_data.total_of(data, global_batch_size, workers)
         if shuffle is None:
             shuffle = bool(data.shuffle) if isinstance(data, mx.io.NDArrayIter) else True
@@ -129,11 +128,10 @@ class KVStore(SharedStore):
         facts = {"global_batch_size": total, "seed": chosen.seed, "shuffle": int(shuffle),
                  "last_batch_handle='discard'": int(drop_last), "mean_loss": int(mean_loss),
                  "devices": devices}  # fmt: skip
-        handshake.compare(collectives, facts)
-        source, params = module_data.source_of(collectives, data, label, iter_params)
-        module_devices = devices_of_module(devices)
+        handshake.compare(self._collectives, facts)
+        source, params = module_data.source_of(self._collectives, data, label, iter_params)
         session = runtime().open_session(
-            collectives, total, chosen, parts=devices, devices=module_devices
+            self._collectives, total, chosen, parts=devices, devices=devices_of_module(devices)
         )
         samples = source if isinstance(source, gluon.data.Dataset) else ArraySamples(source)
         sampler = make_sampler(session, Draws(), samples, None, shuffle, drop_last=drop_last)

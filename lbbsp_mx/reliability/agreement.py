@@ -236,8 +236,7 @@ class Agreement:
         """Returns the weighted mean of numbers over workers; a collective between two steps."""
         if isinstance(value, mx.metric.EvalMetric):
             value, weight = value.get()[1], value.num_inst
-        read = value.asnumpy() if hasattr(value, "asnumpy") else value
-        numbers = np.asarray(read, np.float64)
+        numbers = np.asarray(value.asnumpy() if hasattr(value, "asnumpy") else value, np.float64)
         self._session.finish_barrier()
         with self._session.excluded_wait():
             means = weighted_mean(self._session.collectives, numbers.ravel().tolist(), weight)

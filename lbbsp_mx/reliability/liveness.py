@@ -212,8 +212,7 @@ class SchedulerWatch(_Source):
     def _check_before_start(self, seconds: float) -> tuple[str | None, str]:
         answers = self._answers()
         self._has_answered = self._has_answered or bool(answers)
-        gone = self._has_answered and answers is False
-        self._refused = self._refused + seconds if gone else 0.0
+        self._refused = self._refused + seconds if self._has_answered and answers is False else 0.0
         waited, why = f"for {self._waited:.0f} s", None
         if self._refused > _CLOSED_SECONDS:
             why = self._ended()

@@ -332,9 +332,9 @@ def make_store(kvstore: mx.kv.KVStore | str | None) -> SharedStore:
     if isinstance(kvstore, mx.kv.KVStore):
         return kvstore if isinstance(kvstore, SharedStore) else SharedStore(kvstore)
     # MXNet's registry knows the class of our stores, which is in a room above this one.
-    is_name = kvstore in (NAME, GLUON_NAME)
-    name = kvstore if is_name else f"{NAME}_{_checked(kvstore or 'local')}"
-    store: SharedStore = mx.kv.create(name)
+    if kvstore not in (NAME, GLUON_NAME):
+        kvstore = f"{NAME}_{_checked(kvstore or 'local')}"
+    store: SharedStore = mx.kv.create(kvstore)
     return store
 
 

@@ -128,8 +128,7 @@ class ScriptOptimizer(Optimizer):
         """Creates the optimizer's state for a parameter; other keys have none."""
         if index >= FIRST_OWN_KEY:
             return None
-        script_index = self._indices.get(index, index)
-        return self.optimizer.create_state_multi_precision(script_index, weight)
+        return self.optimizer.create_state_multi_precision(self._indices.get(index, index), weight)
 
     def update_multi_precision(
         self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State

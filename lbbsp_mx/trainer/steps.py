@@ -206,8 +206,7 @@ class StepsBeside(Steps):
 
     def end(self, computed: Wait, summed: Wait, *, at_once: bool = True) -> None:
         """Passes the barrier within the step of the leader."""
-        size = self.now.local
-        sizes = self.session.pass_inner(self._number, computed, summed, size, self.weight)
+        sizes = self.session.pass_inner(self._number, computed, summed, self.now.local, self.weight)
         self.now = self.now._replace(total=sum(sizes))
 
 
