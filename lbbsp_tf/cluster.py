@@ -68,14 +68,12 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
 
     from lbbsp_tf import service
 
-    device_type = tf.DeviceSpec.from_string(devices[0]).device_type
-    text = json.dumps([device_type, len(devices)])
+    text = json.dumps([tf.DeviceSpec.from_string(devices[0]).device_type, len(devices)])
     with contextlib.suppress(tf.errors.AlreadyExistsError):  # keys cannot be overwritten
         service.write(f"lbbsp/devices/{rank}", text)
     workers_devices: list[list[Any]] = []
     while len(workers_devices) < workers:
-        key = f"lbbsp/devices/{len(workers_devices)}"
-        answer = service.read(key, _PEER_MILLISECONDS)
+        answer = service.read(f"lbbsp/devices/{len(workers_devices)}", _PEER_MILLISECONDS)
         if answer is None:
             return  # a worker without a LoadBalancer fails in the handshake
         workers_devices.append(json.loads(answer))

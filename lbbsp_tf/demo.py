@@ -26,11 +26,7 @@ def main() -> None:
     keras.utils.set_random_seed(SEED)
     with strategy.scope():
         model = build()
-    model.fit(
-        balancer.dataset(data.x, data.y, seed=SEED),
-        callbacks=[balancer],
-        verbose=0,
-    )
+    model.fit(balancer.dataset(data.x, data.y, seed=SEED), callbacks=[balancer], verbose=0)
     if balancer.rank == 0:
         logits = model(held_out.x, training=False)  # without collectives
         save(arguments.run_dir / "final.npz", logits, held_out, model.get_weights())

@@ -25,8 +25,7 @@ def _memory_grows() -> bool:
     forced = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
     if forced in ("true", "false"):  # before what the script says
         return forced == "true"
-    physical = tf.config.get_visible_devices("GPU")
-    return all(map(tf.config.experimental.get_memory_growth, physical))
+    return all(map(tf.config.experimental.get_memory_growth, tf.config.get_visible_devices("GPU")))
 
 
 def _text(device: tf.DeviceSpec, count: int) -> str:

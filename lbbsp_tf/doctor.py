@@ -37,10 +37,9 @@ def _devices() -> list[Finding]:
     """Returns which GPUs TensorFlow sees, and for each model whether it has code for it."""
     build = tf.sysconfig.get_build_info()
     gpus = tf.config.list_physical_devices("GPU")
-    details = map(tf.config.experimental.get_device_details, gpus)
     by_driver = 0 if hides_gpus(Host().environ) else count_gpus()
     results = [check_count(len(gpus), by_driver, is_cuda_build=build.get("is_cuda_build", False))]
-    for gpu in details:
+    for gpu in map(tf.config.experimental.get_device_details, gpus):
         capability, built = gpu.get("compute_capability"), build.get("cuda_compute_capabilities")
         if capability and built:  # else it is no GPU of NVIDIA
             results.append(check_capability(gpu.get("device_name", "GPU"), capability, built))
@@ -55,8 +54,7 @@ def check_count(gpus: int, by_driver: int, *, is_cuda_build: bool) -> Finding:
     if not by_driver:
         return ok(check, "no GPU: it trains on the CPU")
     text = f"no GPU, but the driver has {by_driver}: it trains on the CPU, because "
-    hide = "export CUDA_VISIBLE_DEVICES=-1 if that is intended"
-    remedy = f"pip install {extra('tf')}, or {hide}"
+    remedy = f"pip install {extra('tf')}, or export CUDA_VISIBLE_DEVICES=-1 if that is intended"
     if not is_cuda_build:
         text += "this TensorFlow is built without CUDA"
         return note(check, text, f"pip uninstall tensorflow-cpu, and then {remedy}")

@@ -127,8 +127,7 @@ class BalancedLoop(AbstractContextManager["BalancedLoop"]):
             variables = {id(v.handle): v for v in self._graph.variables}  # in any order
             captured = [variables.get(id(outer)) for outer, _ in self._graph.captures]
             of_workers = tf.VariableSynchronization.ON_READ
-            shared = [v for v in captured if v is not None and v.synchronization != of_workers]
-            self._found = shared
+            self._found = [v for v in captured if v is not None and v.synchronization != of_workers]
         return self._found
 
     def _epoch_alone(self) -> Iterator[Nest]:

@@ -12,10 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_core.runtime.record.figures import (
-    figures_of,
-    predicted_over_measured,
-)
+from lbbsp_core.runtime.record.figures import figures_of, predicted_over_measured
 from lbbsp_core.runtime.record.record import StepLine, counted
 
 logger = logging.getLogger("lbbsp.tf")

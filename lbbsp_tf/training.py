@@ -74,9 +74,8 @@ class Training:
         self._weights, self._settings = weights, settings
         self.input.begin_fit()
         self.sessions.close()  # a failed fit does not close its session
-        spec = self.input.pipeline.batches.element_spec
         alike: Facts = {
-            "shapes and types of the data": str(spec),
+            "shapes and types of the data": str(self.input.pipeline.batches.element_spec),
             "bytes_per_pack of CommunicationOptions": compat.bytes_per_pack(self.strategy),
             "tf.config.run_functions_eagerly": int(tf.config.functions_run_eagerly()),
         }

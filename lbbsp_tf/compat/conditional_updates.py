@@ -27,8 +27,7 @@ def allow_conditional_updates() -> None:
 
 
 def _apply_gradients(apply: Method, *args: object, **options: object) -> None:
-    distribute = tf.distribute
-    in_replica = distribute.has_strategy() and not distribute.in_cross_replica_context()
+    in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
     if in_replica and not tf.__internal__.distribute.strategy_supports_no_merge_call():
         apply = _with_cond_of_replicas(apply)
     apply(*args, **options)

@@ -27,7 +27,6 @@ class State(NamedTuple):
 
 def inventory() -> Iterator[State]:
     """Applies all patches to this process, which must not train, and returns their states."""
-    row = tf.zeros((1, 1))
     patches: dict[str, Callable[[], object]] = {
         "fit under a strategy": compat.patch_keras,
         "conditional updates of optimizers": compat.allow_conditional_updates,
@@ -40,7 +39,7 @@ def inventory() -> Iterator[State]:
         "optimizers that are applied": compat.note_optimizers,
         "one replica in the user's code": compat.replicas_view,
         "means over tokens": lambda: compat.token_means_scaled(lambda tokens, _: tokens),
-        "vectors of `add_loss`": lambda: compat.added_vectors_scaled(tf.ones(()), row),
+        "vectors of `add_loss`": lambda: compat.added_vectors_scaled(tf.ones(()), tf.zeros((1, 1))),
         "scalars of metrics": lambda: compat.intercepted_scalars(lambda *both: both),
         "gradients of tapes": lambda: compat.intercepted_gradients(lambda *_: None),
         "noise of each replica": lambda: noise_of(Noise(0)),

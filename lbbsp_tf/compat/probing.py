@@ -114,9 +114,7 @@ _creates_variable = PerThread()
 
 
 @contextmanager
-def same_noise(
-    variants: Callable[[tf.Tensor], tf.Tensor] | None = None,
-) -> Iterator[None]:
+def same_noise(variants: Callable[[tf.Tensor], tf.Tensor] | None = None) -> Iterator[None]:
     """Makes random values vary along the last axis only; an order by them mixes the samples.
 
     Initial values of variables that the function creates stay as they are. Of a number of rows that
@@ -354,8 +352,7 @@ def _origins(tensor: tf.Tensor) -> Iterator[tf.Operation]:
         tensor = waiting.pop()
         if tf.is_symbolic_tensor(tensor) and tensor.op not in operations:
             operations.add(operation := tensor.op)
-            is_argument = operation.type == "Placeholder"
-            captures = operation.graph.captures if is_argument else ()
+            captures = operation.graph.captures if operation.type == "Placeholder" else ()
             outer = [outer for outer, inner in captures if inner.op is operation]
             if not outer:
                 yield operation

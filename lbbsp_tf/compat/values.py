@@ -39,8 +39,8 @@ def local(strategy: tf.distribute.Strategy, value: Nest) -> Nest:
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     """Replaces an attribute inside the context: of a class, a module, or one instance."""
     note(owner, name, IN_CONTEXT)
-    is_instance = not isinstance(owner, type | ModuleType)
-    kind = object if is_instance else type(owner)  # `object`: hidden from Keras's tracking
+    # `object` hides the attribute of an instance from Keras's tracking.
+    kind = type(owner) if isinstance(owner, type | ModuleType) else object
     before = vars(owner).get(name)
     kind.__setattr__(owner, name, value)
     try:

@@ -210,8 +210,7 @@ def map_columns(name: str, value: Nest) -> Nest:
     if isinstance(value, Mapping):
         return {key: map_columns(f"{name}[{key!r}]", part) for key, part in value.items()}
     if isinstance(value, list) and value and all(isinstance(entry, _SCALARS) for entry in value):
-        is_text = isinstance(value[0], _TEXT)
-        return _column(name, np.array(value, dtype=object if is_text else None))
+        return _column(name, np.array(value, dtype=object if isinstance(value[0], _TEXT) else None))
     if isinstance(value, (list, tuple)) and value:
         if all(isinstance(entry, list) for entry in value):
             raise ValueError(

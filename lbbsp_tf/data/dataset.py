@@ -139,8 +139,7 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
         check_iteration: Callable[[Pipeline], None],
     ) -> None:
         endless = tf.data.Dataset.from_tensors(pipeline.example).repeat()
-        distributed = strategy.distribute_datasets_from_function(lambda context: endless)
-        self.__dict__.update(vars(distributed))
+        self.__dict__.update(vars(strategy.distribute_datasets_from_function(lambda _: endless)))
         self._pipeline, self._announce, self._check = pipeline, announce, check_iteration
         self.map = lambda function: PlaceholderDataset(
             replace(pipeline, batch_maps=(*pipeline.batch_maps, function)),

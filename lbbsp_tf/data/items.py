@@ -208,8 +208,7 @@ class Batches(Source):
     def _read_item(self, draw: Draw, number: int) -> Nest:
         self._begin_pass(draw.number_of_pass)
         batch = as_batch(self._batches[number])
-        expected = min(self._size, self.num_samples - number * self._size)
-        self._check_size(number, batch, expected)
+        self._check_size(number, batch, min(self._size, self.num_samples - number * self._size))
         tf.nest.assert_same_structure(self.structure, batch)
         self.records.add(draw.step, b"".join(map(_excerpt, tf.nest.flatten(batch))))
         return batch

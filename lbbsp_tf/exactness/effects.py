@@ -98,8 +98,7 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
     splits = Trials(strategy, model.test_step, few, one_replica=True, token_means=set()).splits()
     constant = float(regularisation(model))
     is_coarse = is_inexact(keras.config.dtype_policy().compute_dtype)
-    tolerance = (INEXACT if is_coarse else SINGLE).tolerance
-    kinds = _kinds(splits, "scalars", tolerance, constant)
+    kinds = _kinds(splits, "scalars", (INEXACT if is_coarse else SINGLE).tolerance, constant)
     rank, workers = rank_and_workers(strategy.cluster_resolver)
     rows = mirrored_collectives(strategy).all_gather(kinds) if workers > 1 else [kinds]
     kinds = [Kind(max(column)) for column in zip(*rows, strict=True)]  # of zeros, none is known
