@@ -111,6 +111,12 @@ class BalancedFit(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Ends the step; a single worker, which has no exchange, advances its session."""
+        if self._in_step:  # `_train` has not run
+            raise ValueError(
+                "a step has run without the balancer, because a callback has replaced the train "
+                "function within an epoch: call make_train_function(force=True) in on_epoch_begin "
+                "or on_epoch_end"
+            )
         if self.active:
             self._training.end_step()
             self._scalars.end_step()
@@ -140,6 +146,17 @@ class BalancedFit(keras.callbacks.Callback):
             compat.stop_adding(self._callbacks)
             self._callbacks = None
         self.model.train_function = None
+
+    def renew_train_function(self) -> None:
+        """Makes a train function balanced that a callback has made anew, as after freezing layers.
+
+        A collective between two epochs.
+        """
+        function = self.model.train_function
+        is_own = isinstance(function, partial) and function.func == self._train
+        if self._session.any_worker(not is_own):
+            self._traced_for = ()
+            self._replace_train_function()
 
     def _add_figures(self) -> None:
         """Adds figures to the logs of this fit: of the recent steps, and of the epoch."""
@@ -197,7 +214,7 @@ class _AfterOthers(keras.callbacks.Callback):
         super().__init__()
         self.set_model(fit.model)
         self.set_params(fit.params)
-        self._session = fit._session
+        self._fit, self._session = fit, fit._session
         self._is_active, self._checkpoints = fit.active, checkpoints
         self._collectives = mirrored_collectives(fit.strategy) if fit.workers > 1 else None
         self._callbacks = compat.running_callbacks()
@@ -210,6 +227,8 @@ class _AfterOthers(keras.callbacks.Callback):
             self._checkpoints.begin_fit(self.model, self.params["epochs"])
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        if self._is_active:
+            self._fit.renew_train_function()
         if self._checkpoints:
             self._checkpoints.begin_epoch(epoch)
 

@@ -18,6 +18,7 @@ CASES = [
     "embedding_adamw_global_clipnorm/1",
     "synchronized_batch_norm/1",
     "load_balanced/1",
+    "frozen_by_a_callback",
     "custom_loop/1",
     "embedding_adamw_global_clipnorm/shared",
 ]

@@ -1,6 +1,6 @@
 """Trains a case on uneven, changing batches, and then in one process on the whole batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import keras
@@ -36,6 +36,7 @@ class Trained:
     balancer: Mapping[str, object] = field(default_factory=dict)
     data: Mapping[str, object] = field(default_factory=dict)
     fit: Mapping[str, object] = field(default_factory=dict)
+    callbacks: Sequence[keras.callbacks.Callback] = ()
     by_loop: bool = False  # a custom loop over train_step instead of fit
 
 
@@ -83,7 +84,7 @@ def balanced(strategy, case, policy=None, watch=Watch):
                 for _ in loop.epoch():
                     watch.plans.add(balancer.sizes)
         return balancer, model, start, watch.plans, {}
-    fitted = fit(balancer, model, data, watch, epochs=case.epochs, **case.fit)
+    fitted = fit(balancer, model, data, watch, *case.callbacks, epochs=case.epochs, **case.fit)
     return balancer, model, start, watch.plans, fitted.history
 
 
@@ -99,8 +100,8 @@ def alone(case, samples=SAMPLES, mapped=lambda x: x):
         take = lambda data: keras.tree.map_structure(lambda a: a[order], data)  # noqa: B023, E731
         weights = None if case.weights is None else take(case.weights)
         y = None if case.y is None else take(case.y)
-        fitted = model.fit(mapped(take(case.x)), y, sample_weight=weights, batch_size=X,
-                           shuffle=False, verbose=0, **case.fit)  # fmt: skip
+        fitted = model.fit(mapped(take(case.x)), y, sample_weight=weights, batch_size=X, verbose=0,
+                           shuffle=False, callbacks=[*case.callbacks], **case.fit)  # fmt: skip
         history.append({name: values[0] for name, values in fitted.history.items()})
     return model, history
 

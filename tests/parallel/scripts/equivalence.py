@@ -122,6 +122,15 @@ def case(
     return Trained(model, x, LABELS, weights, balancer=balancer, fit=fit)
 
 
+class Freezing(keras.callbacks.Callback):
+    """Freezes a layer after the first epoch, with the idiom of Keras's guides."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if keras.ops.convert_to_numpy(self.model.optimizer.iterations):
+            self.model.layers[1].trainable = False
+            self.model.make_train_function(force=True)
+
+
 def double(x, y):
     return 2.0 * x, y
 
@@ -151,6 +160,9 @@ CASES = {
     "custom_loop": Trained(
         classifier(lambda distributed: dense(OwnStep), sgd), FEATURES, LABELS, balancer=MEAN,
         by_loop=True
+    ),
+    "frozen_by_a_callback": Trained(
+        classifier(lambda distributed: dense(), sgd), FEATURES, LABELS, callbacks=[Freezing()]
     ),
     "load_balanced": case(dense, sgd),
     "epoch_balanced": case(dense, sgd),
