@@ -52,7 +52,7 @@ class StepMessage:
         picoseconds_per_sample: Predicted slowness, 1 / speed; 0 if there is no estimate yet.
         overhead_nanoseconds: Predicted fixed part of an iteration.
         busy_nanoseconds: Busy time measured in this step; 0 if it is invalid.
-        checksum: 24-bit checksum of the sender's latest plan.
+        checksum: 24-bit checksum of the sender's step and latest plan.
         excluded: Whether the measurement of this step is excluded from learning.
         drivers: Driving factors that the sender knows now, before its next step, by name; in
             hundredths, cut off above 167,772.
@@ -212,9 +212,9 @@ def curve(message: StepMessage, shape: tuple[Segment, ...] = LINE) -> Cost | Non
     return PiecewiseCost(tuple((x, overhead + w * slope, m * slope) for x, w, m in shape))
 
 
-def checksum(sizes: Sequence[int]) -> int:
-    """Returns a 24-bit checksum of a plan; different plans collide in 1 of 16 million cases."""
-    return zlib.crc32(repr(tuple(sizes)).encode()) % LIMB
+def checksum(plan: Sequence[int]) -> int:
+    """Returns a 24-bit checksum of a step and its plan; others collide in 1 of 16 million cases."""
+    return zlib.crc32(repr(tuple(plan)).encode()) % LIMB
 
 
 def fingerprint(text: str) -> int:

@@ -257,7 +257,7 @@ class Balancer:
             slope,
             overhead,
             round(busy_seconds * 1e9) if is_plausible(busy_seconds) else 0,
-            checksum(self.policy_state.sizes),
+            checksum((self.step, *self.policy_state.sizes)),
             # All workers decide alike whether a first use counts.
             excluded=excluded if running.is_new(self.rank) else not accepted,
         )
@@ -363,9 +363,10 @@ def _check_plans(step: int, here: Sizes, messages: Sequence[StepMessage]) -> Non
     for rank, message in enumerate(messages):
         if message.checksum != messages[0].checksum:
             raise DisagreementError(
-                f"at step {step} worker {rank} has a different plan than worker 0 (checksums "
-                f"{message.checksum} and {messages[0].checksum}; here the plan is {here}): run the "
-                "same lbbsp and Python on all workers"
+                f"at step {step} worker {rank} has a different plan than worker 0, or is at "
+                f"another step (checksums {message.checksum} and {messages[0].checksum}; here the "
+                f"plan is {here}): run the same lbbsp and Python on all workers, and end an epoch "
+                "before its last step on all of them, after the same step"
             )
 
 

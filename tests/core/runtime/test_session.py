@@ -134,6 +134,21 @@ def test_another_lag_keeps_the_position_and_the_plan():
     run(worker, options=fixed)
 
 
+def test_an_epoch_that_one_worker_ends_early_is_named():
+    """Plans are equal, but gradients of different steps would be summed."""
+
+    def worker(session, collectives):
+        session.use_order(session.make_order(4 * X))
+        session.start({})
+        for epoch in range(2):
+            session.begin_epoch(epoch)
+            for _ in range(2 if session.rank else 4):
+                step(session, collectives)
+
+    with pytest.raises(DisagreementError, match=r"at step [24] worker 1 .*, or is at another step"):
+        run(worker, options=fixed)
+
+
 def test_busy_seconds_are_those_of_included_steps(monkeypatch):
     tick(monkeypatch, 1.0)
 
