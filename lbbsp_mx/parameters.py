@@ -17,6 +17,7 @@ from lbbsp_core.runtime.exchange.handshake import Devices, cpu, gpu
 Arrays: TypeAlias = "list[mx.nd.NDArray]"
 Parameters: TypeAlias = "gluon.ParameterDict | dict[str, gluon.Parameter] | list[gluon.Parameter]"
 
+_STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")
 _COUNTERS = ("begin_num_update", "num_update", "rescale_grad", "count", "_index_update_count")
 
 
@@ -44,6 +45,11 @@ def normalises_batches(params: Iterable[gluon.Parameter]) -> bool:
     means = {id(param) for param in plain if param.name.endswith("running_mean")}
     layers = _living(gluon.nn.basic_layers._BatchNorm) if means else ()  # also BatchNormReLU
     return bool(means - {id(x.running_mean) for x in layers if x._kwargs["use_global_stats"]})
+
+
+def is_statistic(param: gluon.Parameter) -> bool:
+    """Returns whether a parameter is a moving average of batches, of which workers have others."""
+    return bool(param.name.endswith(_STATISTICS))
 
 
 def learning(params: Iterable[gluon.Parameter]) -> list[int]:

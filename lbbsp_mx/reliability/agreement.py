@@ -28,7 +28,14 @@ from lbbsp_core.runtime.extensions.settings import Setting, Settings, SettingsCo
 from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.fence import wait_for
-from lbbsp_mx.parameters import exchange_whole, is_sparse, learning, network_of, settings_of
+from lbbsp_mx.parameters import (
+    exchange_whole,
+    is_sparse,
+    is_statistic,
+    learning,
+    network_of,
+    settings_of,
+)
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -245,9 +252,9 @@ class Agreement:
     def _weights(self) -> Iterator[npt.NDArray[Any]]:
         """Returns the weights that must be equal on all workers, once the batch is computed."""
         params = [param for agreement in self._compared for param in agreement._trainer._params]
-        learned = [p for p in params if p.grad_req != "null" and p._data is not None]
-        _wait_for_readers(learned)
-        return (param.list_data()[0].asnumpy() for param in learned)
+        equal = [p for p in params if p._data is not None and not is_statistic(p)]
+        _wait_for_readers(equal)
+        return (param.list_data()[0].asnumpy() for param in equal)
 
     def _settings(self) -> Settings:
         """Returns what updates depend on, besides the gradients, of all trainers of the session."""

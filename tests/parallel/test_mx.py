@@ -77,7 +77,7 @@ EXPECTED = {
     "different_schedule": "step=11, ",
     "different_weights": "workers have different weights at step 6, where they are compared every "
     "6 steps",
-    "different_noise": "the optimizer draws other noise there: do the same on all workers, with",
+    "different_noise": "the optimizer draws other noise there, or a layer changes a parameter",
     "different_loss": "disagree on mean_loss: worker 0 has 0, worker 1 has 1",
 }
 

@@ -15,6 +15,7 @@ DIFFERENT = {
     "thawed": "on worker 1, '0: write, 1: write' on worker 2); this is so since step 4",
     "late_load": "parameters of workers 1, 2 differ from those of worker 0 in the first step",
     "weights_end_of_epoch": "workers have different weights at step 7",
+    "state_of_a_layer": "a layer changes a parameter of its own by the samples of one worker",
     "no_sampler": "parameters of worker 1 differ from those of worker 0 in the first step",
     "order": "worker 0 draws its first batch while worker 1 makes its first step",
     "outside": "_bias) differ on worker 2 from those of worker 0: pass them to the trainer as well",

@@ -75,7 +75,8 @@ class WeightComparison(StepExtension):
                     f"have norm {expected.norm:.4g} and projection {expected.projection:.4g}, "
                     f"those of worker {rank} {digest.norm:.4g} and {digest.projection:.4g}; a "
                     "callback or script changes the model, the optimizer or its learning rate on "
-                    "one worker only, or the optimizer draws other noise there: do the same on all "
+                    "one worker only, the optimizer draws other noise there, or a layer changes a "
+                    "parameter of its own by the samples of one worker: do the same on all "
                     "workers, with the same seeds"
                 )
         return line

@@ -113,6 +113,25 @@ def shift(it, net):
     net[0].weight.set_data(net[0].weight.data() + 1)
 
 
+class Centred(gluon.nn.HybridBlock):
+    """Subtracts a moving average of samples, a parameter that is not learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.centre = self.params.get("centre", shape=(4,), init="zeros", grad_req="null")
+
+    def forward(self, x):
+        self.centre.set_data(0.9 * self.centre.data() + 0.1 * x.mean(axis=0))
+        return x - self.centre.data()
+
+
+def with_state():
+    net, learned = gluon.nn.Sequential(), network(1)
+    net.add(Centred(), learned)
+    net.initialize()
+    train(net, make(net))
+
+
 def request(kind, *params):
     for param in params:
         param.grad_req = kind
@@ -184,6 +203,7 @@ DISAGREEMENTS = {
     "thawed": lambda: thawed(2),
     "late_load": lambda: at(0, 0, shift),
     "weights_end_of_epoch": lambda: at(5, 2, shift),
+    "state_of_a_layer": with_state,
     "no_sampler": lambda: without_sampler(lambda net: shift(None, net)),
     "order": in_another_order,
     "outside": lambda: part(changed_on=2),
