@@ -164,10 +164,18 @@ def _noted(
 
     That is the default of `fit`. Placeholders, which are endless, tell the number of steps.
     """
-    balanced = isinstance(x, tf.data.Dataset) and hasattr(x, "pipeline")  # on a single worker
     distributed = isinstance(x, tf.distribute.DistributedDataset)
-    if balanced or distributed:
+    pipeline = (
+        getattr(x, "pipeline", None) if isinstance(x, tf.data.Dataset) or distributed else None
+    )
+    if pipeline or distributed:
         options["shuffle"] = False
+    size = options.get("batch_size")
+    if pipeline and size not in (None, pipeline.order.global_batch_size):  # Keras ignores it
+        raise ValueError(
+            "batch_size must be the global_batch_size = "
+            f"{pipeline.order.global_batch_size} of the balancer, got {size}: leave batch_size out"
+        )
     if distributed and options.get("steps_per_epoch") is None:
         options["steps_per_epoch"] = getattr(x, "steps_per_epoch", None)
     initialise(self, x, *args, **options)

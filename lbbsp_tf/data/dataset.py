@@ -140,7 +140,7 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
     ) -> None:
         endless = tf.data.Dataset.from_tensors(pipeline.example).repeat()
         self.__dict__.update(vars(strategy.distribute_datasets_from_function(lambda _: endless)))
-        self._pipeline, self._announce, self._check = pipeline, announce, check_iteration
+        self.pipeline, self._announce, self._check = pipeline, announce, check_iteration
         self.map = lambda function: PlaceholderDataset(
             replace(pipeline, batch_maps=(*pipeline.batch_maps, function)),
             *(strategy, announce, check_iteration),
@@ -149,17 +149,17 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
     @property
     def steps_per_epoch(self) -> int:
         """Steps of an epoch, of a fit that is given none."""
-        return self._pipeline.order.steps_per_epoch
+        return self.pipeline.order.steps_per_epoch
 
     def example(self) -> Nest:
         """Returns a batch of one sample, from which Keras builds the model."""
-        self._announce(self._pipeline)
-        return self._pipeline.example
+        self._announce(self.pipeline)
+        return self.pipeline.example
 
     def __iter__(self) -> Iterator[Nest]:
-        self._check(self._pipeline)
+        self._check(self.pipeline)
         # Iterators of TensorFlow's strategies have threads, see `compat.evaluation.Rows`.
-        return itertools.repeat(self._pipeline.example)
+        return itertools.repeat(self.pipeline.example)
 
     def prefetch(self, count: int) -> PlaceholderDataset:
         """Returns the data set itself, since placeholders need no prefetching."""

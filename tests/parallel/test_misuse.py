@@ -16,6 +16,8 @@ EXPECTED = {
     "fixed_size_in_loop": "layer 'fixed' fixes the size of a batch, but the sizes of workers",
     "no_data_of_ours": "fit needs the data of the balancer",
     "arrays": "fit needs the data of the balancer",
+    "batch_size_beside_ours": "batch_size must be the global_batch_size = 16 of the balancer, got",
+    "replaced_within_an_epoch": "call make_train_function(force=True) in on_epoch_begin or",
     "batch_size": "without batch_size and validation_split",
     "validation_split": "without batch_size and validation_split",
     "validation_split_of_ours": "call balancer.dataset(..., validation_split=0.5)",

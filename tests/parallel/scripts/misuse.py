@@ -86,6 +86,18 @@ class Diverging(keras.callbacks.Callback):
             self.model.layers[0].kernel.assign_add(keras.ops.ones((4, 2)))
 
 
+class Replacing(keras.callbacks.Callback):
+    """Makes the train function anew after a step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.make_train_function(force=True)
+
+
+def replaced_within_an_epoch():
+    it = lbbsp_tf.LoadBalancer(strategy, 16)
+    fits.fit(it, model(), it.dataset(x, y), Replacing())
+
+
 def different_weights():
     it, built = lbbsp_tf.LoadBalancer(strategy, 16, compare_weights=3), model()
     fits.fit(it, built, it.dataset(x, y), Diverging())
@@ -163,6 +175,8 @@ CASES = {
     ),
     "arrays": fit_arrays,
     "batch_size": lambda: fit_arrays(batch_size=8),
+    "batch_size_beside_ours": lambda: fit(batch_size=8),
+    "replaced_within_an_epoch": replaced_within_an_epoch,
     "validation_split": lambda: fit_arrays(validation_split=0.5),
     "validation_split_of_ours": lambda: fit(validation_split=0.5),
     "wrong_steps": lambda: fit(steps=3),
