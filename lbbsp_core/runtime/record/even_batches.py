@@ -28,65 +28,87 @@ _ERRORS: Final = 2.0
 """Standard errors on both sides of a slope that is known: an interval of about 95 %."""
 
 
+class Squares(NamedTuple):
+    """Sums of squares and of products of work and busy seconds."""
+
+    work: float = 0.0
+    products: float = 0.0
+    seconds: float = 0.0
+
+    def plus(self, work: float, products: float, seconds: float) -> Squares:
+        """Returns the sums with a further step."""
+        return Squares(self.work + work, self.products + products, self.seconds + seconds)
+
+    def slope(self, degrees: int) -> tuple[float, float]:
+        """Returns the slope of least squares, and its standard error by the degrees of freedom."""
+        slope = self.products / self.work
+        residuals = max(self.seconds - slope * self.products, 0.0)
+        return slope, math.sqrt(residuals / degrees / self.work)
+
+
 class Fit(NamedTuple):
     """Least squares of busy seconds by work, of one worker: means, and sums of squares about them.
 
     Sums are updated by Welford's method, with scalar operations that round alike everywhere. The
-    errors are those of each step by the fit of those before it.
+    errors are those of each step by the fit of those before it. The changes are those from one step
+    to the next.
     """
 
     steps: int = 0
     work: float = 0.0
     seconds: float = 0.0
-    work_squares: float = 0.0
-    products: float = 0.0
-    seconds_squares: float = 0.0
+    squares: Squares = Squares()
     error: float = 0.0
     error_squares: float = 0.0
     error_products: float = 0.0
+    last: tuple[float, float] = (0.0, 0.0)
+    changes: Squares = Squares()
 
     def plus(self, work: float, seconds: float) -> Fit:
         """Returns the fit with a further step."""
         steps, more, longer = self.steps + 1, work - self.work, seconds - self.seconds
         mean, mean_seconds = self.work + more / steps, self.seconds + longer / steps
-        slope = self.products / self.work_squares if self.work_squares > 0 else 0.0
+        slope = self.squares.products / self.squares.work if self.squares.work > 0 else 0.0
         error = longer - slope * more
+        left, right = work - mean, seconds - mean_seconds
+        change, by = (work - self.last[0], seconds - self.last[1]) if self.steps else (0.0, 0.0)
         return Fit(
             *(steps, mean, mean_seconds),
-            self.work_squares + more * (work - mean),
-            self.products + more * (seconds - mean_seconds),
-            self.seconds_squares + longer * (seconds - mean_seconds),
+            self.squares.plus(more * left, more * right, longer * right),
             error if self.steps else 0.0,
             self.error_squares + error**2,  # the first one, a whole step, outweighs small ones
             self.error_products + error * self.error,
+            (work, seconds),
+            self.changes.plus(change**2, change * by, by**2),
         )
 
-    def overheads(self) -> tuple[float, float] | None:
+    def overheads(self, least: float, most: float) -> tuple[float, float]:
         """Returns the smallest and the largest overhead, in samples, by the slope's interval.
 
-        None if the slope is not clear: batches have hardly changed, or the speed has, and with it
-        the batches. Those of a worker that has become slow are small and take as long, and a fit
-        attributes that to an overhead. The errors of consecutive steps then resemble each other.
+        If the slope is not clear, `least` and `most`: batches have hardly changed, or the speed
+        has, and with it the batches. Those of a worker that has become slow are small and take as
+        long, and a fit attributes that to an overhead. The errors of consecutive steps then
+        resemble each other. Unless the changes from one step to the next, which a speed that
+        changes slowly does not touch, show that the overhead is larger than `most`.
         """
-        if self.steps < 3 or self.work_squares <= 1e-6 * self.work**2 or self.products <= 0:
-            return None
-        if self.error_products > _RELATED * self.error_squares:
-            return None
-        slope = self.products / self.work_squares
-        residual_squares = max(self.seconds_squares - slope * self.products, 0.0)
-        error = math.sqrt(residual_squares / (self.steps - 2) / self.work_squares)
-        if slope < _CLEAR * error:
-            return None
-        ends = slope + _ERRORS * error, slope - _ERRORS * error
-        least, most = (max(self.seconds / end - self.work, 0.0) for end in ends)
-        return least, most
+        if self.steps < 3 or self.squares.work <= 1e-6 * self.work**2:
+            return least, most
+        slope, error = self.squares.slope(self.steps - 2)
+        if slope > _CLEAR * error and self.error_products <= _RELATED * self.error_squares:
+            return self._overhead(slope + _ERRORS * error), self._overhead(slope - _ERRORS * error)
+        slope, error = self.changes.slope(self.steps - 2)
+        larger = self._overhead(slope + _CLEAR * error)
+        return (larger, math.inf) if larger > most else (least, most)
+
+    def _overhead(self, slope: float) -> float:
+        return max(self.seconds / slope - self.work, 0.0) if slope > 0 else math.inf
 
 
 class EvenBatches:
     """Estimates the busy time of the slowest worker with even batches, from below and above.
 
     The overhead of each worker is between the ends of a `Fit` of all steps that count. While that
-    is not clear, it is between the one by which the worker forecasts, which starts from none and is
+    shows none, it is between the one by which the worker forecasts, which starts from none and is
     learned slowly, and half an even batch, the largest one that plans assume; or the one that was
     given, by a profile.
 
@@ -117,10 +139,14 @@ class EvenBatches:
             here = _marginal(cost, line.amounts[rank])
             if not (line.short or rank in line.excluded) and here > 0 < busy:
                 self._fits[rank] = self._fits[rank].plus(here, busy)
-            assumed = known[rank], self._given[rank] or BELIEVED * even
+            overheads = self._fits[rank].overheads(
+                known[rank], self._given[rank] or BELIEVED * even
+            )
             times = [
-                busy * (there + overhead) / (here + overhead) if here + overhead > 0 else busy
-                for overhead in self._fits[rank].overheads() or assumed
+                busy * (there + overhead) / (here + overhead)
+                if 0 < here + overhead < math.inf
+                else busy
+                for overhead in overheads
             ]
             least, most = max(least, min(times)), max(most, max(times))
         return least, most

@@ -49,7 +49,7 @@ def closed_loop(overhead, noise, steps=60, change=None):
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-@pytest.mark.parametrize("overhead", [0.0, 0.2 * EVEN, 0.5 * EVEN, 1.5 * EVEN])
+@pytest.mark.parametrize("overhead", [0.0, 0.2 * EVEN, 0.5 * EVEN, 1.5 * EVEN, 20 * EVEN])
 def test_the_true_gain_of_affine_workers_is_inside(overhead, noise):
     lines, gain = closed_loop(overhead, noise)
     ranges, lines = recorded(lines)
@@ -135,7 +135,7 @@ def test_the_fit_is_the_one_of_least_squares():
     for each in zip(work.tolist(), seconds.tolist(), strict=True):
         fit = fit.plus(*each)
     (slope, constant), covariance = np.polyfit(work, seconds, 1, cov=True)
-    least, most = fit.overheads()
+    least, most = fit.overheads(1.0, 2.0)
     error = 2 * np.sqrt(covariance[0, 0])
     ends = [seconds.mean() / (slope + sign * error) - work.mean() for sign in (1, -1)]
     assert (least, most) == pytest.approx(ends)
