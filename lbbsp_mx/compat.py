@@ -89,6 +89,22 @@ def watch_clipping(notice: Callable[[Sequence[Any]], None]) -> None:
     utils.clip_global_norm = noticed
 
 
+def watch_backward(notice: Callable[[], None]) -> None:
+    """Calls `notice` after each call that computes gradients."""
+    from mxnet import autograd
+    from mxnet.ndarray import NDArray
+
+    def watched(backward: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(backward)
+        def backward_and_notice(*args: Any, **kwargs: Any) -> None:
+            backward(*args, **kwargs)
+            notice()
+
+        return backward_and_notice
+
+    autograd.backward, NDArray.backward = map(watched, (autograd.backward, NDArray.backward))
+
+
 def add_handlers(further: Callable[[Sequence[Any]], list[Any]]) -> None:
     """Lets estimators run further handlers, at their place among the event handlers of a fit.
 

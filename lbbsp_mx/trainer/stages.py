@@ -50,6 +50,9 @@ class Gradients:
 class GradientStage:
     """A stage of the way; what a stage does not override, it does not do."""
 
+    def after_backward(self) -> None:
+        """Sees gradients, or a part of them that others will be added to, as they are computed."""
+
     def before_sums(self, gradients: Gradients) -> None:
         """Prepares the gradients of this worker, which have been queued, and not yet summed."""
 

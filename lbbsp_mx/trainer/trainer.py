@@ -27,6 +27,7 @@ from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.trainer_store import TrainerStore
+from lbbsp_mx.trainer.by_hand import ChangedByHand
 from lbbsp_mx.trainer.control import TrainingControl
 from lbbsp_mx.trainer.session import (
     Store,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 @cache
 def _with_peers() -> WeakValueDictionary[int, Trainer]:
-    """Returns the trainers of several workers, whose gradients are summed before clipping, by id.
+    """Returns the trainers of several workers, which see what scripts do with gradients, by id.
 
     They are in the order of their creation, the same on all workers: a trainer sums gradients that
     one beside it has too.
@@ -57,7 +58,13 @@ def _with_peers() -> WeakValueDictionary[int, Trainer]:
         for trainer in list(trainers.values()):
             trainer.sum_for_clipping(arrays)
 
+    def after_backward() -> None:
+        for trainer in list(trainers.values()):
+            for stage in trainer._stages:
+                stage.after_backward()
+
     compat.watch_clipping(sum_for_clipping)
+    compat.watch_backward(after_backward)
     return trainers
 
 
@@ -189,7 +196,9 @@ class Trainer(TrainingControl):
         # before the first sum of arrays of these shapes
         facts = {"mean_loss": int(self.mean_loss), "number of the trainer": self._agreement.number}
         handshake.compare(self._store, {**facts_of(self._params, self._optimizer), **facts})
-        self._stages = stages_of(self._store, self._session, self._params, self.mean_loss)
+        by_hand = ChangedByHand(self._session, self._params)
+        stages = stages_of(self._store, self._session, self._params, self.mean_loss)
+        self._stages = [by_hand, *stages]
         self._init_params()
         for param in self._params_to_init:  # once their shapes are known
             param._finish_deferred_init = partial(self._finish, param, param._finish_deferred_init)

@@ -1,11 +1,14 @@
 """The stages of a gradient's way to the update, without other workers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from helpers import X, network
-from mxnet import nd
+from mxnet import autograd, gluon, init, nd
 
 import lbbsp_mx
+from lbbsp_mx.trainer.by_hand import ChangedByHand
 from lbbsp_mx.trainer.stages import Gradients, IdleDevices, MeanLosses
 from lbbsp_mx.trainer.steps import StepSizes
 
@@ -35,6 +38,39 @@ def test_means_are_multiplied_by_the_samples_or_the_weight(local, weight, expect
     copy = gradients.arrays[1][0].asnumpy()[0]
     assert copy[:2].tolist() == expected
     assert copy[2] > 0
+
+
+MASK = [[1, 0, 1, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("change", "warns"),
+    [
+        (lambda gradient, step: None, False),
+        (lambda gradient, step: gradient * 0.3, False),
+        (lambda gradient, step: gradient * nd.array(MASK, dtype=gradient.dtype), False),
+        (lambda gradient, step: gradient / 2**step, False),  # the scale of a loss
+        (lambda gradient, step: gradient / (step + 1), True),
+        (lambda gradient, step: gradient * min(1, 0.1 / gradient.norm().asscalar()), True),
+        (lambda gradient, step: gradient.clip(-0.1, 0.1), True),
+        (lambda gradient, step: gradient + 0.1, True),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_gradients_that_are_changed_by_what_is_in_them_are_warned_of_once(
+    change, warns, dtype, caplog
+):
+    param, session = gluon.Parameter("w", shape=(8, 4), dtype=dtype), SimpleNamespace(step=0)
+    param.initialize(init.Uniform(1))
+    stage, rng = ChangedByHand(session, [param]), np.random.default_rng(0)
+    for session.step in range(102):
+        with autograd.record():
+            (param.data() * nd.array(rng.normal(size=(8, 4)), dtype=dtype)).square().backward()
+            stage.after_backward()
+        if (new := change(param.grad(), session.step % 50)) is not None:
+            param.grad()[:] = new
+        stage.before_sums(Gradients([param], StepSizes(8, (), X, 0, True), None))
+    assert [text.split()[2] for text in caplog.messages] == ["w"] * warns
 
 
 def test_gradients_that_are_needed_first_are_sent_first_as_by_gluon():

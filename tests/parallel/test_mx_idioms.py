@@ -87,6 +87,14 @@ def test_a_mean_over_samples_of_weighted_losses_is_warned_about_once(seen):
             assert "trainer.step(batch_size, weight=...)" in said
 
 
+def test_gradients_that_each_worker_clips_are_warned_about_once(seen):
+    for rank in seen:
+        for name in EXACT:
+            assert not any("between backward" in text for text in rank[name]["said"]), name
+        (said,) = [text for text in rank["by_hand"] if "between backward and step" in text]
+        assert "call trainer.allreduce_grads(), change the mean gradients" in said
+
+
 @pytest.mark.parametrize("misuse", MISUSES)
 def test_all_workers_name_the_value_and_the_remedy(seen, misuse):
     for rank in seen:

@@ -235,7 +235,7 @@ def alone(case):
 
 
 def train(case=None, per_step=1, weight=None, size=None, norms=False, norm=None, second=False,
-          **options):  # fmt: skip
+          by_hand=False, **options):  # fmt: skip
     """Steps after `per_step` loader batches."""
     case = case or Case()
     net = case.network(1, [mx.cpu()])
@@ -246,6 +246,9 @@ def train(case=None, per_step=1, weight=None, size=None, norms=False, norm=None,
         parts = list(islice(batches, per_step))
         for part in parts:
             case.backward(net, part, [mx.cpu()])
+        if by_hand:
+            for gradient in gradients(net, mx.cpu()):
+                gradient[:] = gradient.clip(-0.1, 0.1)
         if norms or second:
             trainer.allreduce_grads()
         if second:
@@ -308,5 +311,9 @@ train(masked)
 result("warned", list(warnings.texts))
 train(masked)
 result("warned_twice", list(warnings.texts))
+
+warnings.texts.clear()
+train(by_hand=True)
+result("by_hand", list(warnings.texts))
 
 answer_all(MISUSES, MISUSES)
