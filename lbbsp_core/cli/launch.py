@@ -37,7 +37,9 @@ class _Places(NamedTuple):
         "that starts lbbsp launch on each host.",
     )
     port: int | None = optional(
-        metavar="PORT", help="First port of the processes of each host; 20000 by default."
+        metavar="PORT",
+        help="First port of the processes of each host, with --hosts or in a job of Slurm; 20000 "
+        "by default.",
     )
     env: list[str] | None = optional(
         metavar="NAME",

@@ -151,7 +151,7 @@ def _await_start(run: LiveRun, err: Console, limit: float | None, interval: floa
             raise ValueError(
                 f"{run.path} must be the record of a run that has started, got none in {limit:g} "
                 "s: pass the folder given to lbbsp launch --run-dir or to record=, and "
-                "--timeout 120 if it is only starting"
+                "a longer --timeout if it is only starting"
             )
         time.sleep(interval if limit is None else min(interval, limit - waited))
 

@@ -7,7 +7,6 @@ job at a time claims.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
@@ -220,15 +219,20 @@ def require_every(every: object, folder: object) -> None:
         )
 
 
-@functools.cache  # its file stays open
+_claimed: dict[Path, BinaryIO] = {}
+"""Files that stay open, by the folder that this process has claimed."""
+
+
 def claim_folder(folder: Path) -> BinaryIO | None:
     """Takes a folder of checkpoints for this process, until it ends in whatever way.
 
     The system holds the lock, which stays when the file is read and closed, as by a copy of the
     folder; a process that is forked does not get it. Where the file system has no locks, or the
     folder cannot be written to, nothing is claimed. Raises ValueError if another process has
-    claimed it; names this process and its host.
+    claimed it; names this process and its host. A folder that was removed is taken again.
     """
+    if folder in _claimed and os.fstat(_claimed[folder].fileno()).st_nlink:
+        return _claimed[folder]
     try:
         import fcntl
 
@@ -252,6 +256,7 @@ def claim_folder(folder: Path) -> BinaryIO | None:
     with suppress(OSError):
         file.truncate(0)
         file.write(f"process {os.getpid()} on {Identity.here().host}".encode())
+    _claimed[folder] = file
     return file
 
 
@@ -290,6 +295,8 @@ class CheckpointWriter:
 
     def _write(self, checkpoint: Checkpoint) -> None:
         try:
+            if (folder := self.folder.resolve()) in _claimed:
+                claim_folder(folder)
             write_checkpoint(self.folder, checkpoint)
             self._succeeded = True
         except Exception as error:

@@ -130,6 +130,8 @@ class RunRecord:
 
     def _append(self, descriptor: int, data: bytes) -> None:
         try:
+            if not os.fstat(descriptor).st_nlink:
+                self._give_up("it has been removed")
             while data:
                 data = data[os.write(descriptor, data) :]
         except OSError as error:

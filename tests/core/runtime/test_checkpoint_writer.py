@@ -3,6 +3,8 @@
 import errno
 import fcntl
 import logging
+import os
+import shutil
 import threading
 
 import numpy as np
@@ -79,6 +81,17 @@ def test_a_folder_belongs_to_one_process_until_that_ends(tmp_path, owned_folder)
     owner.kill()
     owner.wait()
     claim_folder(folder)
+
+
+def test_a_folder_that_was_removed_is_claimed_again_with_the_next_checkpoint(tmp_path):
+    folder = tmp_path / "checkpoints"
+    first, writer = claim_folder(folder), CheckpointWriter(folder)
+    assert claim_folder(folder) is first
+    shutil.rmtree(folder)
+    writer.start(checkpoint(1))
+    assert writer.flush()
+    assert (folder / "lock").read_text().startswith(f"process {os.getpid()} on ")
+    assert claim_folder(folder) is not first
 
 
 def test_a_folder_whose_file_system_has_no_locks_is_used_by_all(tmp_path, monkeypatch):

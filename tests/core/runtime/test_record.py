@@ -281,6 +281,18 @@ def test_a_record_is_closed_when_its_warning_is_there(
     assert len(warnings) == 1
 
 
+def test_a_record_that_is_removed_during_the_run_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = RunRecord(tmp_path / "run" / "run.jsonl", HEADER)
+    shutil.rmtree(tmp_path / "run")
+    for step in range(3):
+        record.write(replace(STEP, step=step))
+    record.close()
+    [message] = caplog.messages
+    assert "cannot be written (it has been removed): the training continues" in message
+
+
 def test_a_record_that_takes_nothing_stops_no_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,14 +357,6 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, data[:5]))
     write(tmp_path / "run.jsonl", steps(*range(2)))
     assert len(read_run(tmp_path).steps) == 2
-
-
-def test_a_folder_that_vanishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    record = RunRecord(tmp_path / "deep" / "run.jsonl", HEADER)
-    shutil.rmtree(tmp_path / "deep")
-    record.write(STEP)
-    record.close()
-    assert not caplog.messages
 
 
 def test_the_umask_is_respected(tmp_path: Path) -> None:
