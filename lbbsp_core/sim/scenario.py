@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -296,13 +296,16 @@ def _read_table(key: str, table: object) -> object:
 
 
 def _build(where: str, build: Callable[..., T], options: Mapping[str, object]) -> T:
-    keys = [option.name for option in fields(build) if option.init]  # type: ignore[arg-type]
+    keys = {option.name: option for option in fields(build) if option.init}  # type: ignore[arg-type]
     for name in options:
-        require_known(f"key of {where}", name, keys or ["kind"])
+        require_known(f"key of {where}", name, [*keys] or ["kind"])
+    needed = [name for name, key in keys.items() if key.default is key.default_factory is MISSING]
+    if missing := " and ".join(name for name in needed if name not in options):
+        raise ValueError(f"{where} has no {missing}: add what is missing")
     try:
         return build(**options)
     except TypeError as error:
-        raise ValueError(f"{where}: a key is missing or of a wrong type: {error}") from None
+        raise ValueError(f"{where}: a key is of a wrong type: {error}") from None
 
 
 def _toml(text: str) -> dict[str, object]:
@@ -317,6 +320,8 @@ def _toml(text: str) -> dict[str, object]:
             ) from None
     try:
         table: dict[str, object] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{error}: write key = value, and texts in quotes") from None
     except RecursionError:
         raise ValueError("the file is nested too deeply: it must be a scenario") from None
     return table
