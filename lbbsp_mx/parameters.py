@@ -48,7 +48,7 @@ def normalises_batches(params: Iterable[gluon.Parameter]) -> bool:
 
 
 def is_statistic(param: gluon.Parameter) -> bool:
-    """Returns whether a parameter is a moving average of batches, of which workers have others."""
+    """Returns whether a parameter is a moving average of batches, which differs between workers."""
     return bool(param.name.endswith(_STATISTICS))
 
 

@@ -85,11 +85,11 @@ class Fit(NamedTuple):
     def overheads(self, least: float, most: float) -> tuple[float, float]:
         """Returns the smallest and the largest overhead, in samples, by the slope's interval.
 
-        If the slope is not clear, `least` and `most`: batches have hardly changed, or the speed
+        They are `least` and `most` where it is not clear: batches have hardly changed, or the speed
         has, and with it the batches. Those of a worker that has become slow are small and take as
         long, and a fit attributes that to an overhead. The errors of consecutive steps then
-        resemble each other. Unless the changes from one step to the next, which a speed that
-        changes slowly does not touch, show that the overhead is larger than `most`.
+        resemble each other. Only the changes from one step to the next, which a speed that changes
+        slowly hardly touches, may show there that the overhead is larger than `most`.
         """
         if self.steps < 3 or self.squares.work <= 1e-6 * self.work**2:
             return least, most
