@@ -13,7 +13,7 @@ from lbbsp_core.report.summary import measured, summary_of
 from lbbsp_core.report.wording import SAME, compared, percent, times
 from lbbsp_core.runtime.record.events import Stop
 from lbbsp_core.runtime.record.figures import Figures
-from lbbsp_core.runtime.record.record import Run
+from lbbsp_core.runtime.record.record import Run, StepLine
 from lbbsp_core.runtime.record.table import Floats, StepTable, known_workers, step_table
 
 BALANCED = 0.10
@@ -35,6 +35,7 @@ class WorkerFigures:
     # predictions
     forecast_rmse: float | None
     naive_rmse: float | None  # the same if each speed had been forecast as the last one measured
+    values: dict[str, float]  # what extensions have recorded in the last step, by name
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def run_report(run: Run) -> RunReport:
         measured=measured_table,
         figures=measured_table.figures,
         balanced_speedup=_balanced_speedup(measured_table),
-        workers=tuple(_workers(measured_table)),
+        workers=tuple(_workers(measured_table, run.steps[-1])),
         events=_events(run, table),
     )
 
@@ -171,7 +172,7 @@ def relative_rmse(forecast: Floats, truth: Floats) -> float | None:
         return float(np.sqrt(np.mean(error**2)) / truth[mask].mean())
 
 
-def _workers(table: StepTable) -> Iterator[WorkerFigures]:
+def _workers(table: StepTable, last: StepLine) -> Iterator[WorkerFigures]:
     total = float(table.seconds.sum())
     for rank, host, device in known_workers(table.header, table.workers):
         busy = table.busy[:, rank]
@@ -185,6 +186,7 @@ def _workers(table: StepTable) -> Iterator[WorkerFigures]:
             waiting=float((table.slowest - busy).sum()) / total,
             forecast_rmse=relative_rmse(table.predicted[:, rank], busy),
             naive_rmse=relative_rmse(_naive(table, rank), busy),
+            values=last.values_of(rank),
         )
 
 

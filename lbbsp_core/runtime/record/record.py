@@ -380,9 +380,9 @@ def parse_line(values: object, where: str, workers: int | None = None) -> Line:
     numbers: dict[str, Sequence[float | None]] = {
         **{name: getattr(line, name) for name in names},
         **{f"drivers {name!r}": row for name, row in line.drivers.items()},
-        **{f"values {name!r}": row for name, row in line.values.items()},
     }
-    for name, row in numbers.items():
+    values_of_extensions = {f"values {name!r}": row for name, row in line.values.items()}
+    for name, row in {**numbers, **values_of_extensions}.items():
         if len(row) != (len(line.sizes) if workers is None else workers):
             raise ValueError(
                 f"{where}: {name} must have a value for each worker, got {len(row)} values: "

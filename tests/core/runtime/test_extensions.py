@@ -66,7 +66,7 @@ class LastWorker(StepExtension):
         assert extra == [(0,), (1,)]
         busy = [message.busy_nanoseconds for message in messages]
         self.counts[busy.index(max(busy))] += 1
-        return replace(line, values={**line.values, "last": tuple(map(float, self.counts))})
+        return replace(line, values={**line.values, "last": tuple(-float(n) for n in self.counts)})
 
     def summary(self):
         return f"worker 1 was last in {self.counts[1]} steps"
@@ -99,18 +99,20 @@ def test_a_new_extension_sends_records_sums_up_and_continues(tmp_path, caplog, m
         found = run(worker, make=of(*kinds), options=lambda rank: options)
     assert found == [([0, 3], [0, 3])] * 2
     assert [line.values["last"] for line in read_run(tmp_path).steps] == [
-        (0.0, number + 1.0) for number in range(3)
+        (0.0, -number - 1.0) for number in range(3)
     ]
     assert "worker 1 was last in 3 steps" in caplog.messages
     live = LiveRun(tmp_path)
     assert live.read()
-    assert [worker.values["last"] for worker in live.view().workers] == [0.0, 3.0]
+    assert [worker.values["last"] for worker in live.view().workers] == [0.0, -3.0]
+    figures = write_report(tmp_path, tmp_path / "report.html")
+    assert [worker["values"] for worker in figures["workers"]] == [{"last": 0.0}, {"last": -3.0}]
     console = Console(file=StringIO(), width=200)
     console.print(render(live.view()))
     assert re.search(r"forecast .*last", console.file.getvalue())
     text = (tmp_path / "job.prom").read_text("utf-8")
     assert 'lbbsp_extension_value{run="job",worker="1",host="' in text
-    assert 'name="last"} 3.0' in text
+    assert 'name="last"} -3.0' in text
 
 
 def test_workers_with_other_extensions_are_named_before_the_first_step():
