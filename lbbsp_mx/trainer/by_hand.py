@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
-from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.parameters import learning
 from lbbsp_mx.trainer.stages import Gradients, GradientStage
 
@@ -38,18 +37,18 @@ class ChangedByHand(GradientStage):
     of this worker's batch, such as clipping, does not. Powers of two are those of loss scaling.
     """
 
-    def __init__(self, session: PipelinedSession, params: Sequence[gluon.Parameter]) -> None:
-        self._session, self._params = session, params
+    def __init__(self, params: Sequence[gluon.Parameter]) -> None:
+        self._params, self._step = params, 0
         self._computed: dict[int, mx.nd.NDArray] = {}  # by the number of the parameter
-        self._left: dict[int, mx.nd.NDArray] = {}  # what the script has left of them
+        self._pairs: dict[int, tuple[mx.nd.NDArray, mx.nd.NDArray]] = {}  # computed, and left
         self._factors: dict[int, npt.NDArray[Any]] = {}  # of the last comparison
         self._has_warned = False
 
     def after_backward(self) -> None:
         """Copies gradients that have been computed, in some steps."""
         self._compare()
-        self._computed, step = {}, self._session.step
-        if not self._has_warned and (step < _FIRST_STEPS or step % _EVERY == 0):
+        self._computed = {}
+        if not self._has_warned and (self._step < _FIRST_STEPS or self._step % _EVERY == 0):
             params = ((number, self._params[number]) for number in learning(self._params))
             with mx.autograd.pause():
                 self._computed = {
@@ -60,16 +59,19 @@ class ChangedByHand(GradientStage):
 
     def before_sums(self, gradients: Gradients) -> None:
         """Copies what the script has left of them, without a wait for the backward pass."""
-        known = self._computed.keys() & gradients.arrays.keys()
-        self._left = {number: _head(gradients.arrays[number][0]).copy() for number in known}
+        self._pairs = {
+            number: (computed, _head(gradients.arrays[number][0]).copy())
+            for number, computed in self._computed.items()
+            if number in gradients.arrays
+        }
+        self._computed, self._step = {}, self._step + 1
 
     def _compare(self) -> None:
         """Compares both, one step later, when they are there."""
-        left, self._left = self._left, {}
-        for number, array in left.items():
-            old = self._computed[number].asnumpy().astype(np.float64)
+        pairs, self._pairs = self._pairs, {}
+        for number, pair in pairs.items():
+            old, new = (array.asnumpy().astype(np.float64) for array in pair)
             old[np.abs(old) < _SMALL * np.abs(old).max(initial=0)] = np.nan
-            new = array.asnumpy().astype(np.float64)
             with np.errstate(divide="ignore", invalid="ignore"):
                 factors = new / old
                 change = np.log2(factors / self._factors.get(number, factors))
@@ -80,9 +82,10 @@ class ChangedByHand(GradientStage):
                 self._has_warned = True
                 logger.warning(
                     "gradients of %s are changed between backward and step, and not by the same "
-                    "factors in each step, as by clipping: what is learned then depends on how "
-                    "batches are divided among the workers; call trainer.allreduce_grads(), change "
-                    "the mean gradients, and call trainer.update(1)",
+                    "factors in each step, as by clipping: unless all workers have the same "
+                    "factors, what is learned depends on how batches are divided; call "
+                    "trainer.allreduce_grads(), change the mean gradients, and call "
+                    "trainer.update(1)",
                     self._params[number].name,
                 )
 

@@ -196,7 +196,7 @@ class Trainer(TrainingControl):
         # before the first sum of arrays of these shapes
         facts = {"mean_loss": int(self.mean_loss), "number of the trainer": self._agreement.number}
         handshake.compare(self._store, {**facts_of(self._params, self._optimizer), **facts})
-        by_hand = ChangedByHand(self._session, self._params)
+        by_hand = ChangedByHand(self._params)
         stages = stages_of(self._store, self._session, self._params, self.mean_loss)
         self._stages = [by_hand, *stages]
         self._init_params()

@@ -1,7 +1,5 @@
 """The stages of a gradient's way to the update, without other workers."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from helpers import X, network
@@ -60,14 +58,14 @@ MASK = [[1, 0, 1, 0.5]]
 def test_gradients_that_are_changed_by_what_is_in_them_are_warned_of_once(
     change, warns, dtype, caplog
 ):
-    param, session = gluon.Parameter("w", shape=(8, 4), dtype=dtype), SimpleNamespace(step=0)
+    param = gluon.Parameter("w", shape=(8, 4), dtype=dtype)
     param.initialize(init.Uniform(1))
-    stage, rng = ChangedByHand(session, [param]), np.random.default_rng(0)
-    for session.step in range(102):
+    stage, rng = ChangedByHand([param]), np.random.default_rng(0)
+    for step in range(102):
         with autograd.record():
             (param.data() * nd.array(rng.normal(size=(8, 4)), dtype=dtype)).square().backward()
             stage.after_backward()
-        if (new := change(param.grad(), session.step % 50)) is not None:
+        if (new := change(param.grad(), step % 50)) is not None:
             param.grad()[:] = new
         stage.before_sums(Gradients([param], StepSizes(8, (), X, 0, True), None))
     assert [text.split()[2] for text in caplog.messages] == ["w"] * warns

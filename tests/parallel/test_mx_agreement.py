@@ -14,6 +14,7 @@ DIFFERENT = {
     "frozen_first": "on worker 1, '2: null, 3: null' on worker 2); this is so since step 0",
     "thawed": "on worker 1, '0: write, 1: write' on worker 2); this is so since step 4",
     "late_load": "parameters of workers 1, 2 differ from those of worker 0 in the first step",
+    "weights_beside_a_mask": "workers have different weights at step 7",
     "weights_end_of_epoch": "workers have different weights at step 7",
     "state_of_a_layer": "a layer changes a parameter of its own by the samples of one worker",
     "no_sampler": "parameters of worker 1 differ from those of worker 0 in the first step",

@@ -77,7 +77,7 @@ class WeightComparison(StepExtension):
                     "callback or script changes the model, the optimizer or its learning rate on "
                     "one worker only, the optimizer draws other noise there, or a layer changes a "
                     "parameter of its own by the samples of one worker: do the same on all "
-                    "workers, with the same seeds"
+                    "workers, with the same seeds, or pass compare_weights=None"
                 )
         return line
 

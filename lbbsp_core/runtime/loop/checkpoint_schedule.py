@@ -231,7 +231,7 @@ def claim_folder(folder: Path) -> BinaryIO | None:
     folder cannot be written to, nothing is claimed. Raises ValueError if another process has
     claimed it; names this process and its host. A folder that was removed is taken again.
     """
-    if folder in _claimed and os.fstat(_claimed[folder].fileno()).st_nlink:
+    if folder in _claimed and (folder / "lock").exists():
         return _claimed[folder]
     try:
         import fcntl
@@ -252,7 +252,12 @@ def claim_folder(folder: Path) -> BinaryIO | None:
         ) from None
     except OSError as error:
         logger.debug("%s cannot be locked: %s", folder, error)
-    os.register_at_fork(after_in_child=file.close)
+
+    def release() -> None:
+        _claimed.pop(folder, None)
+        file.close()
+
+    os.register_at_fork(after_in_child=release)
     with suppress(OSError):
         file.truncate(0)
         file.write(f"process {os.getpid()} on {Identity.here().host}".encode())

@@ -365,8 +365,8 @@ def _check_plans(step: int, here: Sizes, messages: Sequence[StepMessage]) -> Non
             raise DisagreementError(
                 f"at step {step} worker {rank} has a different plan than worker 0, or is at "
                 f"another step (checksums {message.checksum} and {messages[0].checksum}; here the "
-                f"plan is {here}): run the same lbbsp and Python on all workers, and end an epoch "
-                "before its last step on all of them, after the same step"
+                f"plan is {here}): run the same lbbsp and Python on all workers; a script that "
+                "leaves an epoch before its last step must do so on all of them after the same step"
             )
 
 

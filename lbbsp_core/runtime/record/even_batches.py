@@ -88,8 +88,8 @@ class Fit(NamedTuple):
         They are `least` and `most` where it is not clear: batches have hardly changed, or the speed
         has, and with it the batches. Those of a worker that has become slow are small and take as
         long, and a fit attributes that to an overhead. The errors of consecutive steps then
-        resemble each other. Only the changes from one step to the next, which a speed that changes
-        slowly hardly touches, may show there that the overhead is larger than `most`.
+        resemble each other. If steps take as long after each change of the batch, too, there may
+        also be no limit: of speeds that batches follow, and of an overhead, that looks the same.
         """
         if self.steps < 3 or self.squares.work <= 1e-6 * self.work**2:
             return least, most
@@ -97,8 +97,7 @@ class Fit(NamedTuple):
         if slope > _CLEAR * error and self.error_products <= _RELATED * self.error_squares:
             return self._overhead(slope + _ERRORS * error), self._overhead(slope - _ERRORS * error)
         slope, error = self.changes.slope(self.steps - 2)
-        larger = self._overhead(slope + _CLEAR * error)
-        return (larger, math.inf) if larger > most else (least, most)
+        return least, math.inf if self._overhead(slope + _CLEAR * error) > most else most
 
     def _overhead(self, slope: float) -> float:
         return max(self.seconds / slope - self.work, 0.0) if slope > 0 else math.inf

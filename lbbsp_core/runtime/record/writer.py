@@ -130,7 +130,7 @@ class RunRecord:
 
     def _append(self, descriptor: int, data: bytes) -> None:
         try:
-            if not os.fstat(descriptor).st_nlink:
+            if not self.path.exists():
                 self._give_up("it has been removed")
             while data:
                 data = data[os.write(descriptor, data) :]

@@ -6,6 +6,8 @@ import logging
 import os
 import shutil
 import threading
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -81,6 +83,14 @@ def test_a_folder_belongs_to_one_process_until_that_ends(tmp_path, owned_folder)
     owner.kill()
     owner.wait()
     claim_folder(folder)
+
+
+def test_a_process_that_is_forked_does_not_have_the_folder(tmp_path):
+    claim_folder(tmp_path)
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        claim = pool.submit(claim_folder, tmp_path)
+    with pytest.raises(ValueError, match=f"process {os.getpid()} on .* writes its checkpoints"):
+        claim.result()
 
 
 def test_a_folder_that_was_removed_is_claimed_again_with_the_next_checkpoint(tmp_path):

@@ -25,18 +25,21 @@ def recorded(lines, known=None, given=()):
     ]
 
 
-def closed_loop(overhead, noise, steps=60, change=None):
+def closed_loop(overhead, noise, steps=60, change=None, period=None):
     """Steps of balanced workers, each with a fixed part of `overhead` samples; and the true gain.
 
-    From the step `change` on, the first worker is as slow as the last one.
+    From the step `change` on, the first worker is as slow as the last one. With a period, equal
+    speeds rise and fall by 40 %.
     """
     rng = np.random.default_rng(0)
     team = [Balancer(rank=rank, workers=3, global_batch_size=X) for rank in range(3)]
     lines, even, taken = [], 0.0, 0.0
     for step in range(steps):
-        sizes, speeds = team[0].sizes(step), list(SPEEDS)
+        sizes, speeds = team[0].sizes(step), np.array(SPEEDS)
         if change is not None and step >= change:
             speeds[0] = SPEEDS[2]
+        if period is not None:
+            speeds = 1 + 0.4 * np.sin(2 * np.pi * (step / period + np.arange(3) / 3))
         slow = rng.uniform(1, 1 + noise, 3) / speeds / 1e3
         busy = [float(each * (x + overhead)) for each, x in zip(slow, sizes, strict=True)]
         messages = [own.report(seconds) for own, seconds in zip(team, busy, strict=True)]
@@ -60,9 +63,10 @@ def test_the_true_gain_of_affine_workers_is_inside(overhead, noise):
     assert all(least <= most for least, most in ranges)
 
 
+@pytest.mark.parametrize("how", [{"change": 60}, {"period": 40}, {"period": 100}])
 @pytest.mark.parametrize("overhead", [0.0, 0.3 * EVEN])
-def test_a_speed_that_changes_is_not_taken_for_an_overhead(overhead):
-    lines, gain = closed_loop(overhead, 0.05, steps=120, change=60)
+def test_a_speed_that_changes_is_not_taken_for_an_overhead(overhead, how):
+    lines, gain = closed_loop(overhead, 0.05, steps=120, **how)
     figures = figures_of(recorded(lines)[1][24:])
     assert figures.speedup <= 1.02 * gain <= 1.02**2 * figures.speedup_at_most
 

@@ -125,11 +125,23 @@ class Centred(gluon.nn.HybridBlock):
         return x - self.centre.data()
 
 
-def with_state():
+class Masked(gluon.nn.HybridBlock):
+    """Has a constant with the numbers of masks of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask = self.params.get_constant("mask", [[-1e9, float("-inf"), 0, 0]])
+
+    def forward(self, x):
+        return nd.where(self.mask.data().broadcast_like(x) < 0, x, 2 * x)
+
+
+def behind(layer, change=lambda it, net: None):
+    """Trains a network behind another layer, and perhaps changes it on one worker."""
     net, learned = gluon.nn.Sequential(), network(1)
-    net.add(Centred(), learned)
+    net.add(layer, learned)
     net.initialize()
-    train(net, make(net))
+    train(net, make(net), each_step=lambda now: now == 5 and rank == 2 and change(None, learned))
 
 
 def request(kind, *params):
@@ -203,7 +215,8 @@ DISAGREEMENTS = {
     "thawed": lambda: thawed(2),
     "late_load": lambda: at(0, 0, shift),
     "weights_end_of_epoch": lambda: at(5, 2, shift),
-    "state_of_a_layer": with_state,
+    "state_of_a_layer": lambda: behind(Centred()),
+    "weights_beside_a_mask": lambda: behind(Masked(), shift),
     "no_sampler": lambda: without_sampler(lambda net: shift(None, net)),
     "order": in_another_order,
     "outside": lambda: part(changed_on=2),
