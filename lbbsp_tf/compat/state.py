@@ -165,9 +165,8 @@ def _noted(
     That is the default of `fit`. Placeholders, which are endless, tell the number of steps.
     """
     distributed = isinstance(x, tf.distribute.DistributedDataset)
-    pipeline = (
-        getattr(x, "pipeline", None) if isinstance(x, tf.data.Dataset) or distributed else None
-    )
+    is_data = distributed or isinstance(x, tf.data.Dataset)
+    pipeline = getattr(x, "pipeline", None) if is_data else None  # of data of the balancer
     if pipeline or distributed:
         options["shuffle"] = False
     size = options.get("batch_size")
