@@ -115,29 +115,33 @@ def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:
     return max(cost(x) for cost, x in zip(costs, sizes, strict=True))
 
 
-def least_slowest(costs: Sequence[Cost], total: int) -> float:
+def least_slowest(costs: Sequence[Cost], total: int, minima: Sequence[int]) -> float:
     """Returns a lower bound of `slowest` under every plan of `total` samples.
 
-    For lines it is the time at which all would end together, ``(X + sum_i c_i / m_i) / sum_i 1 /
-    m_i``, if batches were any real numbers; for other costs it is 0.
+    It is the time of the slowest worker with its smallest batch, or, for lines, the time at which
+    all would end together, ``(X + sum_i c_i / m_i) / sum_i 1 / m_i``, if batches were any real
+    numbers.
 
     Args:
         costs: Gamma_i by rank.
         total: X, the global batch size in samples.
+        minima: Smallest batches by rank, in samples.
 
     Example:
-        >>> round(least_slowest([Affine(0.0, 0.5), Affine(1.0, 0.5)], 8), 6)
-        2.5
+        >>> lines = [Affine(0.0, 0.5), Affine(1.0, 0.5)]
+        >>> [round(least_slowest(lines, 8, (1, least)), 6) for least in (1, 7)]
+        [2.5, 4.5]
     """
+    seconds = slowest(costs, minima)
     if isinstance(costs, AffineArray):
         speeds = 1 / costs.seconds_per_sample
-        seconds = float((total + costs.overhead_seconds @ speeds) / speeds.sum())
+        seconds = max(seconds, float((total + costs.overhead_seconds @ speeds) / speeds.sum()))
     else:
         lines = [segment for cost in costs for segment in cost.segments()]
-        if len(lines) > len(costs) or not all(slope for *_, slope in lines):
-            return 0.0
-        overhead = sum(seconds / slope for _, seconds, slope in lines)
-        seconds = (total + overhead) / sum(1 / slope for *_, slope in lines)
+        if len(lines) == len(costs) and all(slope for *_, slope in lines):
+            overhead = sum(least / slope for _, least, slope in lines)
+            together = (total + overhead) / sum(1 / slope for *_, slope in lines)
+            seconds = max(seconds, together)
     return seconds * (1 - 1e-9)  # rounding
 
 

@@ -152,7 +152,8 @@ class LoadBalanced(Policy[LoadBalancedState]):
         if costs is None or (observation.step + 1) % self.interval:
             return now, missed
         bound = (1 - self.min_gain) * slowest(costs, now)
-        if bound <= least_slowest(costs, constraints.global_batch_size):
+        minima = [bounds.minimum for bounds in constraints.limits]
+        if bound <= least_slowest(costs, constraints.global_batch_size, minima):
             return now, missed  # no plan gains enough
         best = constraints.plan(costs)
         if not (gain := self._gain(costs, now, best)):

@@ -46,15 +46,31 @@ def test_closed_forms() -> None:
 
 @given(st.lists(st.builds(Affine, st.floats(0.0, 1.0), st.floats(1e-3, 1.0)), min_size=1))
 def test_no_plan_takes_less_than_the_bound(lines: list[Affine]) -> None:
-    total = 1000 * len(lines)
+    total, minima = 1000 * len(lines), [0] * len(lines)
     best = slowest(lines, allocate(lines, total=total).tolist())
     arrays = AffineArray(*(np.array(each) for each in zip(*map(astuple, lines), strict=True)))
-    bound = least_slowest(lines, total)
-    assert bound == pytest.approx(least_slowest(arrays, total))
+    bound = least_slowest(lines, total, minima)
+    assert bound == pytest.approx(least_slowest(arrays, total, minima))
     assert best - max(line.seconds_per_sample for line in lines) <= bound <= best, (
         "but for rounding"
     )
-    assert least_slowest([*lines, Saturating(1.0, 0.1, 0.01)], total) == 0.0
+    mixed = [*lines, Saturating(1.0, 0.1, 0.01)]
+    assert least_slowest(mixed, total, [*minima, 9]) == pytest.approx(slowest(mixed, [*minima, 9]))
+
+
+@given(
+    st.lists(st.tuples(costs, st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=4),
+    st.data(),
+)
+def test_no_plan_within_limits_takes_less_than_the_bound(
+    workers: list[tuple[Cost, int, int]], data: st.DataObject
+) -> None:
+    curves = [cost for cost, _, _ in workers]
+    limits = [Limits(low, max(low, 1) + more) for _, low, more in workers]
+    minima, maxima = [each.minimum for each in limits], [each.maximum for each in limits]
+    total = data.draw(st.integers(max(sum(minima), 1), sum(maxima)))
+    best = slowest(curves, allocate(curves, total=total, limits=limits).tolist())
+    assert slowest(curves, minima) * (1 - 1e-8) <= least_slowest(curves, total, minima) <= best
 
 
 @given(costs, batches)
