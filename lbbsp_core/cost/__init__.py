@@ -2,7 +2,7 @@ r"""Cost: the curve Gamma_i of the papers, from batch size to busy seconds.
 
 Every cost is ``seconds(x) = shape(x) / speed`` (rule 5 of the design). The *shape* depends on
 the model and the machine and hardly changes; the *speed*, in samples per second, is forecast by
-a predictor in every iteration. Predictors learn from ``shape(x) / busy_seconds``, so their
+a predictor for each plan. Predictors learn from ``shape(x) / busy_seconds``, so their
 series does not jump when the batch size does.
 
 ==============  =========================  =======================================

@@ -140,7 +140,7 @@ class Policy(Protocol[S]):
     """Whether limits may be narrower in an update than in `init`.
 
     Such a policy makes a new plan if that in force is not allowed any more. Its batches stay near
-    even shares while steps are short, see `lbbsp_core.runtime.planning.bounds`.
+    even shares while steps are short, see `lbbsp_core.runtime.planning.short_steps`.
     """
 
     def init(self, constraints: BatchConstraints) -> S:

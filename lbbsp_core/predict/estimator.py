@@ -11,6 +11,20 @@ from lbbsp_core.predict.base import Predictor, trained
 from lbbsp_core.types import Measurement
 
 
+class Span(NamedTuple):
+    """Consecutive steps that are one measurement, so far.
+
+    Args:
+        steps: Their number, without those that are excluded or outliers.
+        samples: Sum of their batch sizes.
+        busy_seconds: Sum of their busy times.
+    """
+
+    steps: int = 0
+    samples: float = 0.0
+    busy_seconds: float = 0.0
+
+
 class EstimatorState(NamedTuple):
     """State of a `SpeedEstimator`: the states of its parts.
 
@@ -18,18 +32,20 @@ class EstimatorState(NamedTuple):
         outlier_filter: State of the outlier filter.
         cost_shape: State of the cost shape, with the learned overhead.
         predictor: State of the predictor, opaque to the estimator; None without a predictor.
+        span: Steps since the last measurement.
     """
 
     outlier_filter: OutlierFilterState
     cost_shape: CostShapeState
     predictor: object
+    span: Span = Span()
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedEstimator:
     r"""Estimates ``seconds(x) = (w(x) + kappa) / v`` of one worker from its own measurements.
 
-    The speed v is predicted in every iteration; the overhead kappa is learned slowly by the cost
+    The speed v is predicted for each plan; the overhead kappa is learned slowly by the cost
     shape (rule 5 of the design). Outliers reach neither of them (rule 7).
 
     Args:
@@ -63,34 +79,49 @@ class SpeedEstimator:
         drivers: tuple[float, ...] = (),
         *,
         excluded: bool = False,
+        ends_span: bool = True,
     ) -> tuple[EstimatorState, bool]:
         """Learns from one step unless it is excluded or an outlier.
 
-        Busy seconds of None say nothing of the speed; `drivers` are those known before the step.
-        Returns the next state, and whether the measurement was accepted.
-        """
-        if busy_seconds is None or excluded:
-            filter_state, accepted = state.outlier_filter, False
-        else:
-            work = self.cost_shape.effective_samples(state.cost_shape, samples)
-            measurement = Measurement(work, busy_seconds, drivers)
-            filter_state, accepted = self.outlier_filter.accept(state.outlier_filter, measurement)
-        if self.predictor is None:
-            return state._replace(outlier_filter=filter_state), accepted
-        if busy_seconds is None or not accepted:
-            skipped = self.cost_shape.skip(state.cost_shape)
-            return state._replace(outlier_filter=filter_state, cost_shape=skipped), False
-        learned = self.cost_shape.learn(state.cost_shape, samples, busy_seconds)
-        predictor = self.predictor.update(state.predictor, measurement)
-        return EstimatorState(filter_state, learned, predictor), True
+        Returns the next state, and whether the step was accepted.
 
-    @property
-    def trains(self) -> bool:
-        """Whether `train` may have something to do."""
-        return hasattr(self.predictor, "train")
+        Args:
+            state: From `init` or `learn`; left unchanged.
+            samples: Batch size of the step, or its work in mean samples.
+            busy_seconds: Busy time of the step; None says nothing of the speed.
+            drivers: Driving factors known before the first step of the span.
+            excluded: Whether the step is excluded.
+            ends_span: Whether to learn from the mean of the steps since the last measurement; if
+                not, the next step is added to them.
+        """
+        accepted = False
+        if busy_seconds is not None and not excluded:
+            work = self.cost_shape.effective_samples(state.cost_shape, samples)
+            filter_state, accepted = self.outlier_filter.accept(
+                state.outlier_filter, Measurement(work, busy_seconds)
+            )
+            state = state._replace(outlier_filter=filter_state)
+        if self.predictor is None:
+            return state, accepted
+        span = state.span
+        if busy_seconds is not None and accepted:
+            span = Span(span.steps + 1, span.samples + samples, span.busy_seconds + busy_seconds)
+        if not ends_span:
+            return state._replace(span=span), accepted
+        if not span.steps:
+            return state._replace(cost_shape=self.cost_shape.skip(state.cost_shape)), False
+        samples, busy_seconds = span.samples / span.steps, span.busy_seconds / span.steps
+        work = self.cost_shape.effective_samples(state.cost_shape, samples)
+        predictor = self.predictor.update(state.predictor, Measurement(work, busy_seconds, drivers))
+        learned = self.cost_shape.learn(state.cost_shape, samples, busy_seconds)
+        return EstimatorState(state.outlier_filter, learned, predictor), accepted
+
+    def trains(self, state: EstimatorState) -> bool:
+        """Returns whether `train` may have something to do."""
+        return not state.span.steps and hasattr(self.predictor, "train")
 
     def train(self, state: EstimatorState) -> EstimatorState:
-        """Does what no forecast waits for; else the next `learn` of an accepted step does."""
+        """Does what no forecast waits for; else the next measurement does."""
         if self.predictor is None:
             return state
         return state._replace(predictor=trained(self.predictor, state.predictor))

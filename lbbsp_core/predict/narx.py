@@ -96,8 +96,9 @@ class Narx:
         hidden: Number of tanh units, >= 0; 0 leaves only the linear path.
         window: Number of iterations trained on, >= 20.
         train_interval: Number of updates between training steps, >= 1.
-        train_seconds: Busy seconds between training steps, > 0; each takes 1 to 4 ms of a core, and
-            all workers wait for the one that trains.
+        train_seconds: Busy seconds between training steps, > 0, of several short steps that are one
+            measurement those of one; each takes 1 to 4 ms of a core, and all workers wait for the
+            one that trains.
         forgetting_factor: Weight of an iteration relative to the next one, in (0, 1].
         huber: Multiple of the mean absolute residual, > 0, beyond which residuals weigh less.
         decay: Weight decay of the linear path from speeds and from earlier drivers, > 0.

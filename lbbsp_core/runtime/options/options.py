@@ -123,8 +123,9 @@ class SessionOptions:
             none. Weights may differ by 0.1 % of their norm, by which rounding never differs.
             Unless it is None, `lbbsp_mx` also compares the optimizer's settings, in every step.
         short_step_seconds: Busy seconds of a step, >= 0, below which the batches of `LoadBalanced`
-            stay near even shares: within a fifth of them in steps of a fifth of this time, see
-            `runtime.planning.bounds`. Defaults to 0.025; 0 lets them follow any measurement.
+            stay near even shares: within a fifth of them in steps of a fifth of this time. They
+            then follow the mean of several steps that take this time together, see
+            `runtime.planning.short_steps`. Defaults to 0.025; 0 lets them follow any measurement.
 
     Raises:
         ValueError: A name is unknown or a file is no profile, `interval` or `min_gain` is given

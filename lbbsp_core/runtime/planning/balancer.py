@@ -34,9 +34,10 @@ from lbbsp_core.runtime.options.naming import (
     read_policy,
     read_predictor,
 )
-from lbbsp_core.runtime.planning.bounds import BatchBounds, BoundsChain, ShortStepsState, Situation
+from lbbsp_core.runtime.planning.bounds import BatchBounds, BoundsChain, Situation
 from lbbsp_core.runtime.planning.running_step import RunningStep
 from lbbsp_core.runtime.planning.schedule import Schedule
+from lbbsp_core.runtime.planning.short_steps import ShortStepsState
 from lbbsp_core.types import is_plausible
 
 
@@ -52,7 +53,7 @@ class BalancerState(NamedTuple):
         predictor: Predictor of its speed.
         policy_state: State of the policy, the same on all workers.
         estimate: State of its speed estimator.
-        drivers: Driving factors that were sampled last.
+        drivers: Driving factors known when its last measurement ended.
         short_steps: What is known of the time of steps.
     """
 
@@ -177,6 +178,7 @@ class Balancer:
         used = self.predictor if self.policy.uses_costs else None
         self.estimator = SpeedEstimator(used, self.cost_shape, self._filter)
         self._estimate: EstimatorState = self.estimator.init()
+        self._forecast: tuple[int, int] | None = None
 
     def use_lag(self, lag: int) -> None:
         """Changes the lag; plans that are decided stay, a predictor of another horizon does not."""
@@ -241,21 +243,23 @@ class Balancer:
                 "first"
             )
         running = self.schedule.running_step(self.first_uses)
-        before = self._drivers or drivers  # nothing was sampled before the first step
-        self._drivers = drivers
         excluded = excluded or running.is_short
+        ends_span = self.bounds.short_steps.ends_span
         self._estimate, accepted = self.estimator.learn(
             self._learned(),
             running.shares.work[self.rank],
             running.measured(self.rank, busy_seconds),
-            before,
+            self._drivers or drivers,  # nothing was sampled before the first step
             excluded=excluded,
+            ends_span=ends_span,
         )
-        forecast = self.estimator.predict(self._estimate, drivers, self.schedule.lag)
-        slope, overhead = quantise(*forecast)
+        if ends_span or not self._drivers:
+            self._drivers = drivers
+        if ends_span or self._forecast is None:
+            forecast = self.estimator.predict(self._estimate, self._drivers, self.schedule.lag)
+            self._forecast = quantise(*forecast)
         return StepMessage(
-            slope,
-            overhead,
+            *self._forecast,
             round(busy_seconds * 1e9) if is_plausible(busy_seconds) else 0,
             checksum((self.step, *self.policy_state.sizes)),
             # All workers decide alike whether a first use counts.
@@ -269,8 +273,8 @@ class Balancer:
 
         `start` runs a function there. Without this call `receive` learns it.
         """
-        if self.estimator.trains:
-            self._training = start(partial(self.estimator.train, self._learned()))
+        if self.estimator.trains(estimate := self._learned()):
+            self._training = start(partial(self.estimator.train, estimate))
 
     def finish_training(self) -> None:
         """Waits for the other thread of `train`."""
@@ -298,7 +302,7 @@ class Balancer:
         """
         schedule, bounds = self.schedule, self.bounds
         _check_plans(schedule.step, self.policy_state.sizes, messages)
-        if self.estimator.trains and self._training is None:
+        if self._training is None and self.estimator.trains(self._estimate):
             self._estimate = self.estimator.train(self._estimate)
         costs = tuple(map(curve, messages, (peer.segments for peer in bounds.situation.peers)))
         busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)

@@ -9,18 +9,15 @@ situation, and so the same constraints.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
 
 from lbbsp_core.cost import Proportional
-from lbbsp_core.policy import BatchConstraints, FirstUses, Policy, Sizes, bound_growth, even_plan
+from lbbsp_core.policy import BatchConstraints, FirstUses, Policy, Sizes, bound_growth
 from lbbsp_core.runtime.exchange.protocol import PeerInfo
+from lbbsp_core.runtime.planning.short_steps import ShortSteps
 from lbbsp_core.types import Limits
-from lbbsp_core.validate import require_nonnegative, require_positive
-
-_LARGEST_RATIO = 5.0
-_RISE, _FALL = 0.025, 0.1
 
 _TIMES: Final = 2  # an even share, by default
 _GPU_GRANULARITY: Final = 8
@@ -28,111 +25,6 @@ _GPU_GRANULARITY: Final = 8
 # Matrix Multiplication Background User's Guide).
 
 _FEWEST_GRANULES: Final = 8  # of an even share, so that batches can still follow speeds
-
-
-class ShortStepsState(NamedTuple):
-    """What `ShortSteps` has learned.
-
-    Args:
-        seconds: Smoothed busy time of each worker, by rank; None before a step was measured.
-        steps: Measured steps so far.
-    """
-
-    seconds: tuple[float, ...] | None
-    steps: int
-
-    def checked(self, workers: int) -> ShortStepsState:
-        """Returns the state if it is one of a job with so many workers."""
-        if self.seconds is not None and len(self.seconds) != workers:
-            raise ValueError(f"the times of steps must be those of {workers} workers, got {self}")
-        for seconds in self.seconds or ():
-            require_positive("the time of a step", seconds)
-        return self
-
-
-class ShortSteps:
-    r"""Keeps batches near the even plan while steps are short.
-
-    The busy time of a step has a part that does not depend on the batch: Python, the exchange, a
-    time slice of another process, 2 to 10 ms altogether. In a step of 10 ms it is most of the
-    time. A worker with a small batch then takes as long as one with a large batch, looks slow per
-    sample, and gets a smaller batch still: plans drift as far as limits allow, and every
-    disturbance moves them. Ours: with T the smoothed time of a step, e_i the even share of worker i
-    and D the threshold, each batch stays within
-
-    .. math:: |x_i - e_i| \le e_i T / D
-
-    so that it is wrong by less than a fraction T / D whatever is measured. Steps of at least D are
-    not restricted. T is the largest of the workers' smoothed busy times: expectiles 0.2, because
-    contention makes short steps longer, but not speeds better known. (Of many workers, some are
-    always delayed: the smoothed time of the slowest one would grow with their number.) They grow
-    by at most a tenth per step, so that a pause of a process widens no bounds, and start at the
-    time of the fastest worker.
-
-    Decisions are the same on all workers: scalar operations on exchanged integers (rule 3). A
-    threshold of 0 never restricts.
-
-    Example:
-        >>> from lbbsp_core import Limits
-        >>> short = ShortSteps(0.05)
-        >>> constraints = BatchConstraints(256, (Limits(),) * 2)
-        >>> short.observe((0.010, 0.010), ())
-        >>> [(limits.minimum, limits.maximum) for limits in short.narrow(constraints).limits]
-        [(103, 153), (103, 153)]
-    """
-
-    def __init__(self, threshold_seconds: float) -> None:
-        self.threshold_seconds = require_nonnegative("short_step_seconds", threshold_seconds)
-        self.state = ShortStepsState(None, 0)  # to continue from; the same on all workers
-
-    @property
-    def seconds(self) -> float | None:
-        """T, the smoothed busy time of the slowest worker; None before the first measurement."""
-        return None if self.state.seconds is None else max(self.state.seconds)
-
-    @property
-    def steps(self) -> int:
-        """Measured steps so far."""
-        return self.state.steps
-
-    @property
-    def fraction(self) -> float:
-        """T / D, by which a batch may differ from its even share; 1 or more: by any number."""
-        seconds = self.seconds
-        if seconds is None or seconds >= self.threshold_seconds:
-            return 1.0
-        return seconds / self.threshold_seconds
-
-    def observe(self, busy_seconds: Sequence[float], excluded: Collection[int]) -> None:
-        """Adds a step to T, if a worker was measured in it.
-
-        Busy seconds of 0 are invalid measurements.
-        """
-        measured = {
-            rank: busy for rank, busy in enumerate(busy_seconds) if busy and rank not in excluded
-        }
-        if not measured:
-            return
-        smoothed = list(self.state.seconds or [min(measured.values())] * len(busy_seconds))
-        for rank, busy in measured.items():
-            before = smoothed[rank]
-            change = min(busy, _LARGEST_RATIO * before) - before
-            smoothed[rank] = before + (_RISE if change > 0 else _FALL) * change
-        self.state = ShortStepsState(tuple(smoothed), self.state.steps + 1)
-
-    def narrow(self, constraints: BatchConstraints) -> BatchConstraints:
-        """Returns the constraints for the next plan; the even plan always satisfies them."""
-        fraction = self.fraction
-        if fraction >= 1:
-            return constraints
-        limits = []
-        for even, bounds in zip(even_plan(constraints), constraints.limits, strict=True):
-            change = int(even * fraction)
-            lowest, highest = max(even - change, bounds.minimum), even + change
-            if bounds.maximum is not None:
-                highest = min(highest, bounds.maximum)
-            limits.append(replace(bounds, minimum=lowest, maximum=highest))
-        return _with_limits(constraints, limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,11 +103,11 @@ def test_the_bounds_of_short_steps_continue_as_if_unbroken():
     run(whole, 7)
     move(whole, second)
     before = whole[0].sizes(7)
-    again, unbroken = run(second, 20), run(whole, 20)
+    again, unbroken = run(second, 40), run(whole, 40)
     assert again == unbroken
     assert unbroken[-1] != before
     assert second[0].bounds.short_steps.state == whole[0].bounds.short_steps.state
-    assert second[0].bounds.short_steps.steps == 27
+    assert second[0].bounds.short_steps.steps == 47
 
 
 def memory_job(largest, **options):
@@ -207,9 +207,9 @@ def test_the_time_of_steps_is_that_of_the_same_number_of_workers():
     run(first, 7)
     move(first, second)
     for one in second:
-        assert one.bounds.short_steps.state == (None, 0)
+        assert one.bounds.short_steps.state == (None, 0, None, 0.0, 0.0)
         one.restore(first[one.rank].state())
-        assert one.bounds.short_steps.state == (None, 0)
+        assert one.bounds.short_steps.state == (None, 0, None, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
