@@ -33,6 +33,7 @@ import io
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,10 @@ class Group:
         rows = [torch.empty_like(own) for _ in range(self.workers)]
         with self._activity.during(Activity.MEETING):
             distributed.all_gather(rows, own, self.group)
+            # A thread of Gloo may still hold them, and Python < 3.14 would abort if it were ending
+            # when that thread frees them (pytorch#190489).
+            while self.device.type == "cpu" and max(each._use_count() for each in (own, *rows)) > 1:
+                time.sleep(0.0001)
             return [row.tolist() for row in rows]
 
     def sum(self, values: torch.Tensor) -> Any:
@@ -239,16 +244,14 @@ class LoadBalancer:
                 "backward was called without a batch of balancer.loader(...), or twice for one: "
                 "call it once for each batch of the loader, in the loop over it"
             )
-        sizes = session.sizes
-        gradients = bucket.buffer().mul_(sizes[session.rank] / sum(sizes))
+        gradients = bucket.buffer().mul_(session.sizes[session.rank] / sum(session.sizes))
         if not bucket.is_last():
             session.meter.overlap.begin()
             return self._group.sum(gradients).get_future().then(self._arrived)
         if self._on_gpu:  # the kernels of this step, and no others: those may wait for workers
             torch.cuda.current_stream(self._device).synchronize()
-        row = session.before_allreduce()
         rows = torch.zeros(session.workers, session.width, device=self._device)
-        rows[session.rank] = torch.from_numpy(row)
+        rows[session.rank] = torch.from_numpy(session.before_allreduce())
         works = [self._group.sum(each) for each in (gradients, rows)]
         for work in works:
             work.wait()
@@ -336,8 +339,7 @@ class LoadBalancer:
         distributed.broadcast_object_list(told, 0, self._group.group, self._device)
         if (found := told[0]) is not None:
             self.session.load_state(found.state, found.arrays)
-            file = io.BytesIO(found.arrays["torch"].tobytes())
-            states = torch.load(file, map_location="cpu", weights_only=True)
+            states = torch.load(io.BytesIO(found.arrays["torch"]), "cpu", weights_only=True)
             for each, state in zip(self._kept, states, strict=True):
                 each.load_state_dict(state)
 

@@ -86,6 +86,10 @@ def test_torchrun_starts_it_too(start):
     check(start(*torchrun, SCRIPTS / "torch_equivalence.py", "load_balanced"), ["load_balanced"])
 
 
+def test_an_end_right_after_a_collective_aborts_no_worker(start):
+    start(*job(2, SCRIPTS / "torch_exit.py"))
+
+
 @pytest.mark.parametrize(
     ("by", "cause"),
     [

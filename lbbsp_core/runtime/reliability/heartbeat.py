@@ -24,6 +24,7 @@ BEAT_SECONDS: Final = 0.5  # between two beats
 REPORT_SECONDS: Final = 60.0  # for which others wait for a worker before it is reported
 _TELL_SECONDS: Final = 2.0  # in which the others read which worker is lost
 _LEFT_SECONDS: Final = 5.0  # in which a message may still arrive from a worker that leaves
+_STOP_SECONDS: Final = 5.0  # in which the board responds, or this process does not wait for it
 _LEFT_BEATS: Final = 2  # beats a wait must last before it counts; a shorter one may be a stale row
 WAITS: Final = (Activity.WAITING, Activity.MEETING)
 _MODULUS: Final = 1 << 24  # float32 holds smaller integers exactly
@@ -250,9 +251,15 @@ class Heartbeat:
             watch.start()
 
     def stop(self) -> None:
-        """Ends the beats; call it when all workers have reached their end."""
+        """Ends the beats; call it when all workers have reached their end.
+
+        A thread that is in a framework's library while the interpreter ends may abort the process,
+        so this waits for the threads, but not for ever for a board that does not respond.
+        """
         for watch in self._watches:
             watch.stop()
+        for watch in self._watches:
+            watch.join(_STOP_SECONDS)
 
     def forget(self, rank: int) -> None:
         """Stops watching a worker that has left in order."""

@@ -73,9 +73,9 @@ class Watch:
         """Stops after the check in progress."""
         self._stopped.set()
 
-    def join(self) -> None:
-        """Waits until no check is running, after `stop`."""
-        self._thread.join()
+    def join(self, seconds: float | None = None) -> None:
+        """Waits until no check is running, after `stop`, or for `seconds` at most."""
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         before = time.monotonic()

@@ -261,8 +261,25 @@ def test_posts_go_on_while_a_read_waits_until_the_board_answers_none(short_beats
     until(lambda: len(posts) > answered)
     heartbeat.use_times(silence_seconds=0.1, limit_seconds=None)
     assert ended.wait(HANG_SECONDS)
-    heartbeat.stop()
     release.set()
+    heartbeat.stop()
+
+
+def test_no_thread_is_in_the_board_once_it_has_stopped(short_beats):
+    view, reading, calls = View({}, 1), threading.Event(), []
+
+    def read(rank):
+        calls.append("begins")
+        reading.set()
+        until(heartbeat._watches[-1]._stopped.is_set)
+        calls.append("ends")
+
+    view.read = read
+    heartbeat = Heartbeat(view, 1, 2, CurrentActivity(), end=pytest.fail)
+    heartbeat.start()
+    assert reading.wait(HANG_SECONDS)
+    heartbeat.stop()
+    assert calls == ["begins", "ends"]
 
 
 def test_the_thread_ends_the_process_and_says_why(short_beats):
