@@ -526,8 +526,9 @@ def test_readers_are_threads():
     barrier = threading.Barrier(3, timeout=HANG_SECONDS)
     together = lambda x, y: (tf.numpy_function(lambda x: (barrier.wait(), x)[1], [x], tf.int64), y)  # noqa: E731
     assert len(open_data(NUMBERS[:24], NUMBERS[:24], map=together, readers=3)) == 3
-    first = next(iter(open_data(NUMBERS[:24], NUMBERS[:24], map=together, readers=3, rank=1)))
-    assert len(first[1]) == 3, "three samples were mapped at the same time"
+    batches = iter(open_data(NUMBERS[:24], NUMBERS[:24], map=together, readers=3, rank=1))
+    assert len(next(batches)[1]) == 3, "three samples were mapped at the same time"
+    barrier.abort()  # the end of the iterator waits for the readers of later samples
 
 
 def test_results_of_different_length_are_refused_padded_or_ragged():
