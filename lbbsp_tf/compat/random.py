@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import tensorflow as tf
 from keras.src.backend.common import global_state
@@ -38,14 +39,11 @@ class Noise:
         self._rank, self._part, self._draws = rank, part, 0
         self._has_samples = True
 
-    def draw(self, function: Method, shape: Nest, *args: Nest, **kw: Nest) -> tf.Tensor:
-        """Draws an array, which has no axis of samples if its shape is fixed."""
-        is_eager = tf.executing_eagerly()
-        if not (is_eager or tf.is_tensor(shape)):
-            shape = tf.convert_to_tensor(shape, tf.int32)
-        fixed = not is_eager and constant_value_as_shape(shape).is_fully_defined()
+    def draw(self, function: Method, *args: Nest, shape_of: Method, **kw: Nest) -> tf.Tensor:
+        """Draws noise, which has no axis of samples if its shape is fixed."""
+        fixed = not tf.executing_eagerly() and _is_fixed(shape_of(*args, **kw))
         with replaced(self, "_has_samples", not fixed):
-            return function(shape, *args, **kw)
+            return function(*args, **kw)
 
     def seed(self, draw: Method, generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
         """Returns a seed; the first replica's are those of a single process.
@@ -66,9 +64,49 @@ class Noise:
         return state + tf.cast(numbers * [1, _STRIDE], state.dtype)
 
 
-_OF_A_SHAPE = ("beta", "binomial", "gamma", "normal", "randint", "truncated_normal", "uniform")
+def _is_fixed(shape: Nest) -> bool:
+    """Returns whether a graph knows all dimensions of a shape; None stands for an unknown one."""
+    if not (isinstance(shape, tf.TensorShape) or tf.is_tensor(shape)):
+        if any(dimension is None for dimension in shape):
+            return False
+        shape = tf.convert_to_tensor(shape, tf.int32)
+    if tf.is_tensor(shape):
+        shape = constant_value_as_shape(shape)
+    return bool(shape.is_fully_defined())
+
+
+def _shape_of(values: Nest, *_: Nest, **__: Nest) -> Nest:
+    return values.shape if hasattr(values, "shape") else tf.convert_to_tensor(values).shape
+
+
+def _of_mask(inputs: Nest, rate: float, noise_shape: Nest = None, seed: Nest = None) -> Nest:
+    shape = _shape_of(inputs)
+    if noise_shape is None or tf.is_tensor(noise_shape):
+        return shape if noise_shape is None else noise_shape
+    return [shape[axis] if size is None else size for axis, size in enumerate(noise_shape)]
+
+
+def _of_order(x: Nest, axis: int = 0, seed: Nest = None) -> Nest:
+    return [_shape_of(x)[axis]]
+
+
+def _given(shape: Nest, *_: Nest, **__: Nest) -> Nest:
+    return shape
+
+
+SHAPES: dict[str, Method] = {
+    "categorical": _shape_of,
+    "dropout": _of_mask,
+    "shuffle": _of_order,
+    **dict.fromkeys(
+        ("beta", "binomial", "gamma", "normal", "randint", "truncated_normal", "uniform"), _given
+    ),
+}
+"""Functions of `keras.random` by name, each with that of the shape of its noise."""
+
 noise_of = PerThread(
-    (SeedGenerator, "next", Noise.seed), *((backend, name, Noise.draw) for name in _OF_A_SHAPE)
+    (SeedGenerator, "next", Noise.seed),
+    *((backend, name, partial(Noise.draw, shape_of=shape_of)) for name, shape_of in SHAPES.items()),
 )
 """Context in which a replica draws noise of its own, a `Noise`, from the shared states."""
 

@@ -215,23 +215,45 @@ def test_a_generator_that_goes_on_by_samples_is_named():
     check(model, "Noisy.train_step draws from a tf.random.Generator, which goes on by the samples")
 
 
-@pytest.mark.parametrize("kind", [tf.int32, tf.int64])
-def test_noise_without_samples_is_the_same_on_all_replicas(kind):
+BY_ROWS = {name: draw for name, draw in DRAWS.items() if name.startswith("keras.")} | {
+    "keras.shuffle": lambda rows: keras.random.shuffle(tf.range(rows)),
+    "keras.normal of a tensor": lambda rows: keras.random.normal(tf.stack([rows, COLUMNS])),
+    "keras.dropout of a shape": lambda rows: keras.random.dropout(
+        tf.ones((COLUMNS, rows)), 0.5, (1, None)
+    ),
+}
+OF_A_SHAPE = {
+    "shuffled columns": lambda rows: keras.random.shuffle(tf.ones((rows, 1)) * tf.range(40.0), 1),
+    "dropout": lambda rows: keras.random.dropout(tf.ones((rows, 40)), 0.5, (1, 40)),
+}
+
+
+def drawn_by_replicas(draw, *args):
+    """Returns what two replicas draw in a graph."""
+
     @tf.function(autograph=False)
-    def draw(rows, rank):
+    def in_replica(rank, *args):
         with noise_of(Noise(rank)):
-            return keras.random.normal((3,)), keras.random.normal(tf.stack([rows]))
+            return draw(*args)
 
     keras.utils.set_random_seed(0)
-    drawn = []
+    state = compat.global_random_state()
+    before, found = tf.identity(state.value), []
     for rank in range(2):
-        state = compat.global_random_state()
-        before = tf.identity(state.value)
-        drawn.append(draw(tf.constant(3, kind), rank))
         state.assign(before)
-    (fixed, by_sample), (others, by_other_sample) = drawn
-    np.testing.assert_array_equal(fixed, others)
-    assert (by_sample.numpy() != by_other_sample.numpy()).all()
+        found.append(in_replica(rank, *args).numpy())
+    return found
+
+
+@pytest.mark.parametrize("kind", [tf.int32, tf.int64])
+@pytest.mark.parametrize("name", BY_ROWS | OF_A_SHAPE)
+def test_noise_without_samples_is_the_same_on_all_replicas(name, kind):
+    draw = (BY_ROWS | OF_A_SHAPE)[name]
+    fixed, of_other = drawn_by_replicas(lambda: draw(40))
+    np.testing.assert_array_equal(fixed, of_other)
+    assert len(np.unique(fixed)) > 1, "it is no noise"
+    by_sample, of_other = drawn_by_replicas(draw, tf.constant(40, kind))
+    assert (by_sample != of_other).any() == (name not in OF_A_SHAPE)
 
 
 def candidates(rows):

@@ -37,6 +37,7 @@ class OwnStep(keras.Model):
     def train_step(self, data):
         x, y = data
         x += self.noise(keras.random.beta, (), 2.0, 3.0)
+        x += self.noise(keras.random.dropout, tf.ones((1, 10)), 0.5)
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
             loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
@@ -47,7 +48,7 @@ class OwnStep(keras.Model):
 
 
 class Noisy(OwnStep):
-    """Draws noise that no sample has: a number a batch, and noise of gradients."""
+    """Draws noise that no sample has: a number and a mask a batch, and noise of gradients."""
 
     def __init__(self, *args):
         super().__init__(*args)
