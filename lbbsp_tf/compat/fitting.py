@@ -53,8 +53,11 @@ def _local_spec(spec: Nest) -> Nest:
 
 
 def is_stock(model: keras.Model, *names: str) -> bool:
-    """Returns whether methods of a model are Keras's own."""
-    return all(getattr(type(model), name) is getattr(keras.Model, name) for name in names)
+    """Returns whether methods of a model are Keras's own, in its class and in the model itself."""
+    return all(
+        getattr(getattr(model, name), "__func__", None) is getattr(keras.Model, name)
+        for name in names
+    )
 
 
 def is_of_keras(code: object) -> bool:

@@ -1,5 +1,7 @@
 """Proof of how gradients are weighted, in a single process with few samples."""
 
+from types import MethodType
+
 import keras
 import numpy as np
 import pytest
@@ -220,6 +222,21 @@ def test_changes_of_gradients_that_are_not_linear_are_named_and_exact_after_a_su
     weighting = found(change("sums"))
     assert weighting.is_sum(0) is (change is CHANGES["sum of losses"])
     assert weighting.summed == (False, True)
+
+
+def test_a_train_step_that_a_model_has_itself_is_examined_as_one_of_its_class():
+    def step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        gradients = global_norm(tape.gradient(loss, self.trainable_variables), ())
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+    built = own(keras.Model)
+    built.compile("sgd", "mse")
+    built.train_step = MethodType(step, built)
+    assert "clips gradients (or changes or uses them" in refused(built)
 
 
 @pytest.mark.parametrize("name", ["plain", "sums"])
