@@ -127,6 +127,7 @@ class AsyncTrainer(OwnTrainer):
         self._first = self._limit = 0  # draws samples from this position on, and before this one
         self._servers = servers = ParameterServers(params, wait_seconds)
         self.rank, self.num_workers = servers.rank, servers.workers
+        self._sent = self._settings()
         if chosen.granularity is None:  # that devices differ, workers notice when they compare
             counts = [len(self._contexts)] * self.num_workers
             chosen = with_granularity(chosen, counts, global_batch_size)
@@ -291,13 +292,20 @@ class AsyncTrainer(OwnTrainer):
                 "own running moments: use another normalisation for asynchronous training"
             )
 
+    def _settings(self) -> dict[str, object]:
+        """Returns by name what the servers receive once; a scheduler may have the learning rate."""
+        rates = {name: getattr(self._optimizer, name) for name in ("lr", "wd")}
+        known = {f"{k} of the optimizer": float(v) for k, v in rates.items() if v is not None}
+        return {**settings_of(self._params, self._servers.learning), **known}
+
     def _refuse_changes(self) -> None:
         """Raises an error if settings that the servers received at the start have changed."""
-        for name, now in settings_of(self._params, self._servers.learning).items():
-            if now != (before := self._servers.settings[name]):
+        for name, now in self._settings().items():
+            if now != (before := self._sent.get(name)):
                 raise ValueError(
                     f"{name} must be those of the time when the trainer was created, with which "
-                    f"the optimizer runs on the servers ({before}), got {now}: set them before"
+                    f"the optimizer runs on the servers ({before}), got {now}: set them before, "
+                    "and change the learning rate by an lr_scheduler, which counts pushes"
                 )
         if self._shares and any(param.grad_req == "add" for param in self._params):
             raise ValueError(

@@ -14,7 +14,7 @@ from lbbsp_core.runtime.asynchronous import coordination
 from lbbsp_core.runtime.asynchronous.coordination import CoordinatorService, Table
 from lbbsp_mx import cluster, env
 from lbbsp_mx.fence import wait_for
-from lbbsp_mx.parameters import Arrays, learning, settings_of
+from lbbsp_mx.parameters import Arrays, learning
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.server_optimizer import Keys, ServerOptimizer
 from lbbsp_mx.trainer.stages import clear_stale
@@ -28,7 +28,6 @@ class ParameterServers:
         self.rank, self.workers = self._native.rank, self._native.num_workers
         self.keys = Keys(len(params), int(env.cluster().get("DMLC_NUM_SERVER", 1)))
         self.learning = learning(params)
-        self.settings = settings_of(params, self.learning)
         self._answers = mx.nd.array(coordination.empty_questions(self.workers))
         self._params = params
         self._kept: dict[int, Arrays] = {}  # sums over the parts of an iteration, by parameter

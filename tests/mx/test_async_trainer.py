@@ -338,6 +338,14 @@ def test_what_learns_is_settled_at_the_start(change, said, steps):
         trainer.step(len(samples))
 
 
+@pytest.mark.parametrize("name", ["lr", "wd"])
+def test_rates_are_settled_at_the_start(name):
+    trainer = asynchronous(network())
+    setattr(trainer.optimizer, name, 0.25)
+    with pytest.raises(ValueError, match=f"{name} of the optimizer .*, got 0.25: set them before"):
+        trainer.step(X)
+
+
 def test_the_servers_run_nothing_else(monkeypatch):
     monkeypatch.setattr(cluster, "in_cluster", lambda: True)
     monkeypatch.setattr(runtime(), "taken", {7})
