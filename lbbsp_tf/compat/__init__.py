@@ -1,6 +1,6 @@
 """All patches of Keras: idempotent, applied only where Keras needs them, each with its reason."""
 
-from lbbsp_tf.compat.batch_norm import synchronize_moments
+from lbbsp_tf.compat.batch_norm import plain_batch_norm_noticed, synchronize_moments
 from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
 from lbbsp_tf.compat.coordination import (
     abort_collectives,

@@ -14,12 +14,29 @@ import keras
 import tensorflow as tf
 from keras.layers import BatchNormalization
 
-from lbbsp_tf.compat.values import Method, Nest, patch_broken
+from lbbsp_tf.compat.values import Method, Nest, PerThread, patch_broken
 
 
 def synchronize_moments() -> None:
     """Makes synchronised batch normalisation exact with masks, in one all-reduce per pass."""
     patch_broken(BatchNormalization, "_moments", "synchronized=self.synchronized", _moments)
+
+
+def _noticed(
+    notice: Method,
+    call: Method,
+    layer: BatchNormalization,
+    inputs: tf.Tensor,
+    training: bool | None = None,
+    mask: tf.Tensor | None = None,
+) -> tf.Tensor:
+    if training and layer.trainable and not layer.synchronized:
+        notice()
+    return call(layer, inputs, training=training, mask=mask)
+
+
+plain_batch_norm_noticed = PerThread((BatchNormalization, "call", _noticed))
+"""Context in which a function is called for each layer that normalises the batch of a replica."""
 
 
 def _moments(

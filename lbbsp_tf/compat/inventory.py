@@ -31,6 +31,7 @@ def inventory() -> Iterator[State]:
         "fit under a strategy": compat.patch_keras,
         "conditional updates of optimizers": compat.allow_conditional_updates,
         "moments of synchronised batch normalisation": compat.synchronize_moments,
+        "batch normalisation of a replica": lambda: compat.plain_batch_norm_noticed(lambda: None),
         "evaluation on any number of rows": lambda: compat.patch_evaluation(
             lambda *_: {}, lambda _: None, lambda _: None, lambda *_: ()
         ),

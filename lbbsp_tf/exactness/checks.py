@@ -176,10 +176,3 @@ def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
                 f"layer {layer.name!r} is stateful, which fixes the size of a batch, but the sizes "
                 "of workers change from step to step: build it with stateful=False"
             )
-    batch_norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
-    if any(layer.trainable and not layer.synchronized for layer in batch_norms):
-        logger.warning(
-            "BatchNormalization normalises each worker's batch separately, so that the result "
-            "depends on how the batch is split: call lbbsp_tf.synchronize_batch_norm(model), or "
-            "use BatchNormalization(synchronized=True)"
-        )

@@ -9,6 +9,7 @@ the workers' losses, is weighted inside its own collectives.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from lbbsp_tf.compat.random import Noise, noise_of
 from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.step.buckets import bytes_of
 from lbbsp_tf.step.train_step import TrainStep, Weighting
+
+logger = logging.getLogger("lbbsp.tf")
 
 _NO_GRADIENT = (
     "a gradient through synchronised batch normalisation is taken of what is neither a mean nor a "
@@ -57,6 +60,7 @@ class BalancedStep:
     bucket_bytes: int = 0  # see `in_buckets`
     parts: PartsOfStep | None = None  # of the only replica of the process
     traces: int = 0
+    has_warned: bool = False  # of batch normalisation
 
     def __call__(self, placeholder: Nest = None) -> Nest:
         """Trains a step on this replica's batch, and returns the results of the train step."""
@@ -70,13 +74,23 @@ class BalancedStep:
         step = ReplicaStep(self.sessions[number], self.weighting, share, None, self.bucket_bytes)
         if self.parts is not None:
             step.add_parts = partial(self.parts.added, self)
-        results = step.run(self.train_step.function, data)
+        with compat.plain_batch_norm_noticed(self._warn_of_batch_norm):
+            results = step.run(self.train_step.function, data)
         if not step.applied:
             raise ValueError(
                 f"{self.train_step.name} applied no gradients: it must call optimizer.apply (or "
                 "apply_gradients) for LoadBalancer to weight them"
             )
         return results
+
+    def _warn_of_batch_norm(self) -> None:
+        if not self.has_warned:
+            self.has_warned = True
+            logger.warning(
+                "BatchNormalization normalises each worker's batch separately, so that the result "
+                "depends on how the batch is split: call lbbsp_tf.synchronize_batch_norm(model), "
+                "or use BatchNormalization(synchronized=True)"
+            )
 
     def weighted(self, data: Nest, share: tf.Tensor, keep: Callable[[Gradients], None]) -> None:
         """Runs the train step on `data` without an exchange.

@@ -69,8 +69,10 @@ def test_a_callback_that_changes_the_model_of_one_worker_is_refused(seen, case, 
     assert message in everywhere(seen, case)
 
 
-def test_statistics_of_plain_batch_normalisation_may_differ(seen):
-    assert everywhere(seen, "plain_batch_norm") == "no error"
+def test_plain_batch_normalisation_is_warned_about_wherever_a_step_uses_it(seen):
+    assert everywhere(seen, "plain_batch_norm") == {
+        "answer": "no error", "fit": 1, "loop": 2, "frozen": 2, "unfrozen": 3, "synchronised": 3,
+    }  # fmt: skip
 
 
 def test_a_job_leaves_one_file_of_each_kind(seen):

@@ -11,26 +11,29 @@ from scripts import errors_of
 
 from lbbsp_core.installation import extra
 from lbbsp_tf import LoadBalancer
+from lbbsp_tf.compat import plain_batch_norm_noticed
 from lbbsp_tf.exactness.checks import check_keras, check_model, warn_of_auto_jit
 
 L = keras.layers
 
 
 @pytest.mark.parametrize(
-    ("layer", "warnings"),
+    ("layer", "notices"),
     [
-        (L.BatchNormalization(), 1),
-        (L.BatchNormalization(synchronized=True), 0),
-        (L.BatchNormalization(trainable=False), 0),
-        (L.LayerNormalization(), 0),
+        (L.BatchNormalization(), [True]),
+        (L.BatchNormalization(synchronized=True), []),
+        (L.BatchNormalization(trainable=False), []),
+        (L.LayerNormalization(), []),
     ],
 )
-def test_plain_batch_normalisation_is_warned_about_with_the_remedy(layer, warnings, caplog):
+def test_plain_batch_normalisation_is_noticed_where_it_is_trained(layer, notices):
     model = keras.Sequential([L.Input((4,)), layer, L.Dense(1)])
-    model.compile("sgd", "mse")
-    check_model(model, tf.distribute.get_strategy())
-    assert len(caplog.records) == warnings
-    assert all("lbbsp_tf.synchronize_batch_norm(model)" in r.message for r in caplog.records)
+    found = []
+    with plain_batch_norm_noticed(lambda: found.append(True)):
+        model(tf.ones((3, 4)), training=False)
+        model(tf.ones((3, 4)), training=True)
+    model(tf.ones((3, 4)), training=True)
+    assert found == notices
 
 
 class OfKeras2:

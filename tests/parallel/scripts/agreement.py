@@ -1,6 +1,7 @@
 """Logs, models and files of a job: what callbacks see, and what they leave behind."""
 
 import contextlib
+import logging
 import sys
 import time
 from pathlib import Path
@@ -118,7 +119,46 @@ class AtTheEnd(keras.callbacks.Callback):
 
 
 result("other_weights_at_the_end", answer(AtTheEnd()))
-result("plain_batch_norm", answer(synchronized=False))
+
+
+class Warnings(logging.Handler):
+    """Counts warnings about batch normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def emit(self, record):
+        self.count += "normalises each worker's batch separately" in record.getMessage()
+
+
+class Unfreeze(keras.callbacks.Callback):
+    """Lets a layer train from the second epoch on."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.layers[2].trainable = True
+            self.model.make_train_function(force=True)
+
+
+warnings = Warnings()
+logging.getLogger("lbbsp.tf").addHandler(warnings)
+found = {"answer": answer(synchronized=False), "fit": warnings.count}
+built = model(synchronized=False)
+it = balancer()
+with it.loop(built.train_step, it.dataset(FEATURES, LABELS, seed=3)) as loop:
+    list(loop.epoch())
+found["loop"] = warnings.count
+built = model(synchronized=False)
+with strategy.scope():
+    built.optimizer.build(built.trainable_variables)
+built.layers[2].trainable = False
+fit(balancer(), built, epochs=1)
+found["frozen"] = warnings.count
+fit(balancer(), built, Unfreeze(), epochs=2)
+found["unfrozen"] = warnings.count
+fit(balancer(), model(synchronized=True), epochs=1)
+result("plain_batch_norm", found | {"synchronised": warnings.count})
 
 # The seed of one worker makes it forget its random state, which a strategy creates on all at once.
 built = model()
