@@ -7,10 +7,14 @@ or asks the coordinator a question; a pull of the same key returns the answer.
 
 from __future__ import annotations
 
+import os
+import pickle
+import sys
 import traceback
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mxnet as mx
 from mxnet.optimizer import Optimizer
@@ -57,7 +61,30 @@ class Keys(NamedTuple):
         return range(self.log + 1, self.log + 1 + self.servers)
 
 
-class ServerOptimizer(Optimizer):
+class _SentOptimizer(Optimizer):
+    """Optimizer that servers receive, with the folder from which the script imports modules."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Optimizer], tuple[Any, ...]]:
+        """Pickles what a server needs to import before it reads the rest; MXNet sends text."""
+        rest = b64encode(pickle.dumps(vars(self))).decode()
+        return _received, (os.path.abspath(sys.path[0]), type(self), rest)
+
+
+def _received(folder: str, kind: type[_SentOptimizer], rest: str) -> _SentOptimizer:
+    if folder not in sys.path:
+        sys.path.append(folder)
+    optimizer = kind.__new__(kind)
+    try:
+        optimizer.__dict__.update(pickle.loads(b64decode(rest)))
+    except (AttributeError, ImportError) as error:
+        raise RuntimeError(
+            f"a server cannot import the optimizer, or its lr_scheduler ({error}): define classes "
+            "of your own in a module beside the script, and import it there"
+        ) from error
+    return optimizer
+
+
+class ServerOptimizer(_SentOptimizer):
     """Optimizer that the servers run.
 
     `service` answers questions, on the server that has their key. A push to a parameter's key is a
@@ -111,7 +138,7 @@ class ServerOptimizer(Optimizer):
             total[:] = 0
 
 
-class ScriptOptimizer(Optimizer):
+class ScriptOptimizer(_SentOptimizer):
     """Optimizer that a script has given to a distributed `KVStore`, as the servers run it.
 
     Servers call it for every key. This package's own keys keep what was summed. An error of the
