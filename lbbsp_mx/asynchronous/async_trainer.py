@@ -29,8 +29,9 @@ from lbbsp_mx.parameters import (
 )
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.trainer.base import OwnTrainer, Unavailable
+from lbbsp_mx.trainer.peers import with_peers
 from lbbsp_mx.trainer.session import with_granularity
-from lbbsp_mx.trainer.stages import clear_stale, mark_gradients
+from lbbsp_mx.trainer.stages import GradientStage, clear_stale, mark_gradients
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -128,6 +129,8 @@ class AsyncTrainer(OwnTrainer):
         self._servers = servers = ParameterServers(params, wait_seconds)
         self.rank, self.num_workers = servers.rank, servers.workers
         self._sent = self._settings()
+        self._stages: list[GradientStage] = []
+        self._has_warned = False
         if chosen.granularity is None:  # that devices differ, workers notice when they compare
             counts = [len(self._contexts)] * self.num_workers
             chosen = with_granularity(chosen, counts, global_batch_size)
@@ -146,6 +149,8 @@ class AsyncTrainer(OwnTrainer):
         self._session.start()
         self._read(range(len(params)))
         runtime().endings.add(self._session.depart)
+        if self.num_workers > 1:
+            with_peers()[id(self)] = self
         self._warn_if_unfair()
 
     def batch_sampler(
@@ -239,6 +244,17 @@ class AsyncTrainer(OwnTrainer):
         self._session.finish()
         self._read(self._servers.learning)
         self._session.close()
+
+    def sum_for_clipping(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        """Warns once if a script clips its own gradients by their global norm before a push."""
+        own = {id(array) for i in self._servers.learning for array in self._params[i].list_grad()}
+        if not (self._has_warned or own.isdisjoint(map(id, arrays))):
+            self._has_warned = True
+            logger.warning(
+                "clip_global_norm clips the gradients of each push, and not those of a global "
+                "batch, so that what is learned depends on how batches are divided: to learn what "
+                "one process learns, train with lbbsp_mx.Trainer"
+            )
 
     # What gluon's trainer and `lbbsp_mx.Trainer` have besides
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache, partial
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 import mxnet as mx
 
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.options.options import Options, SessionOptions
 from lbbsp_core.validate import require_flag, require_integer
-from lbbsp_mx import compat
 from lbbsp_mx.data.sampler import Draws
 from lbbsp_mx.fence import PartFences
 from lbbsp_mx.parameters import (
@@ -29,6 +27,7 @@ from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.trainer_store import TrainerStore
 from lbbsp_mx.trainer.by_hand import ChangedByHand
 from lbbsp_mx.trainer.control import TrainingControl
+from lbbsp_mx.trainer.peers import with_peers
 from lbbsp_mx.trainer.session import (
     Store,
     check_options,
@@ -43,29 +42,6 @@ from lbbsp_mx.trainer.steps import SampleWeights, Steps, StepsBeside, Weight, to
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-@cache
-def _with_peers() -> WeakValueDictionary[int, Trainer]:
-    """Returns the trainers of several workers, which see what scripts do with gradients, by id.
-
-    They are in the order of their creation, the same on all workers: a trainer sums gradients that
-    one beside it has too.
-    """
-    trainers: WeakValueDictionary[int, Trainer] = WeakValueDictionary()
-
-    def sum_for_clipping(arrays: Sequence[mx.nd.NDArray]) -> None:
-        for trainer in list(trainers.values()):
-            trainer.sum_for_clipping(arrays)
-
-    def after_backward() -> None:
-        for trainer in list(trainers.values()):
-            for stage in trainer._stages:
-                stage.after_backward()
-
-    compat.watch_clipping(sum_for_clipping)
-    compat.watch_backward(after_backward)
-    return trainers
 
 
 class Trainer(TrainingControl):
@@ -188,7 +164,7 @@ class Trainer(TrainingControl):
     def _join_workers(self) -> None:
         """Compares this trainer with those of the other workers, and sends the parameters."""
         SampleWeights.of_process()
-        _with_peers()[id(self)] = self
+        with_peers()[id(self)] = self
         if not self._steps.is_beside:
             self._fences.timer = self._session.meter.overlap
         allow_dense_reads(self._params)
@@ -394,6 +370,3 @@ class Trainer(TrainingControl):
         super()._update(ignore_stale_grad)
         for stage in self._stages:
             stage.after_update()
-
-
-_with_peers()  # before scripts import the function that clips

@@ -338,6 +338,15 @@ def test_what_learns_is_settled_at_the_start(change, said, steps):
         trainer.step(len(samples))
 
 
+def test_clipping_of_single_pushes_is_told_once(caplog):
+    net, other = network(), network()
+    trainer = asynchronous(net)
+    for clipped, told in ((other, 0), (net, 1), (net, 1)):
+        backward(clipped, nd.array(FEATURES[:X]), nd.array(LABELS[:X]))
+        trainer.sum_for_clipping([p.grad() for p in clipped.collect_params().values()])
+        assert caplog.text.count("clips the gradients of each push") == told
+
+
 @pytest.mark.parametrize("name", ["lr", "wd"])
 def test_rates_are_settled_at_the_start(name):
     trainer = asynchronous(network())

@@ -26,7 +26,7 @@ from mxnet import gluon, nd
 from waits import HANG_SECONDS
 
 import lbbsp_mx
-from lbbsp_mx.trainer.trainer import _with_peers
+from lbbsp_mx.trainer.peers import with_peers
 
 ROOT = Path(__file__).parents[2]
 
@@ -229,7 +229,7 @@ def test_the_first_of_two_trainers_sums_their_gradients_before_they_are_clipped(
         net = network()
         trainer = ours(net, update_on_kvstore=False)
         beside = lbbsp_mx.Trainer(net.collect_params(), "adam", beside=trainer)
-        _with_peers().update({id(each): each for each in (trainer, beside)})
+        with_peers().update({id(each): each for each in (trainer, beside)})
         backward(net, nd.array(FEATURES[:X]), nd.array(LABELS[:X]))
         gluon.utils.clip_global_norm([p.grad() for p in net.collect_params().values()], 0.5)
         trainer.step(X)
