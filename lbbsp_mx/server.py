@@ -42,7 +42,7 @@ def serve() -> NoReturn:
     def control(command: int, body: bytes, _: object) -> None:
         try:
             if command == _OPTIMIZER:
-                store.set_optimizer(pickle.loads(body))
+                store.set_optimizer(read_optimizer(body))
             else:  # as MXNet's own server
                 print_message(f"server {store.rank}: unknown command ({command}, {body!r})")
         except BaseException:  # MXNet would ignore it, and the workers would keep waiting
@@ -52,6 +52,17 @@ def serve() -> NoReturn:
     watching.stop()
     watching.join()
     end_now(0)
+
+
+def read_optimizer(body: bytes) -> mx.optimizer.Optimizer:
+    """Reads the optimizer that worker 0 has sent."""
+    try:
+        return pickle.loads(body)
+    except (AttributeError, ImportError) as error:
+        raise RuntimeError(
+            f"a server cannot import the optimizer, or its lr_scheduler ({error}): define classes "
+            "of your own in a module beside the script, and import it there"
+        ) from error
 
 
 class _Process:

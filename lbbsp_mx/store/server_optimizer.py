@@ -8,10 +8,8 @@ or asks the coordinator a question; a pull of the same key returns the answer.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import traceback
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -64,24 +62,15 @@ class Keys(NamedTuple):
 class _SentOptimizer(Optimizer):
     """Optimizer that servers receive, with the folder from which the script imports modules."""
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Optimizer], tuple[Any, ...]]:
-        """Pickles what a server needs to import before it reads the rest; MXNet sends text."""
-        rest = b64encode(pickle.dumps(vars(self))).decode()
-        return _received, (os.path.abspath(sys.path[0]), type(self), rest)
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Lets a server know the folder before it reads the rest."""
+        return _received, (os.path.abspath(sys.path[0]), type(self)), self.__getstate__()
 
 
-def _received(folder: str, kind: type[_SentOptimizer], rest: str) -> _SentOptimizer:
+def _received(folder: str, kind: type[_SentOptimizer]) -> _SentOptimizer:
     if folder not in sys.path:
         sys.path.append(folder)
-    optimizer = kind.__new__(kind)
-    try:
-        optimizer.__dict__.update(pickle.loads(b64decode(rest)))
-    except (AttributeError, ImportError) as error:
-        raise RuntimeError(
-            f"a server cannot import the optimizer, or its lr_scheduler ({error}): define classes "
-            "of your own in a module beside the script, and import it there"
-        ) from error
-    return optimizer
+    return kind.__new__(kind)
 
 
 class ServerOptimizer(_SentOptimizer):

@@ -15,10 +15,11 @@ class Halving(LRScheduler):
         return self.base_lr / 2**num_update
 """
 SERVER = """
-import os, pickle, sys, warnings
+import os, sys, warnings
 warnings.simplefilter("ignore")
 os.chdir("/")
-received = pickle.loads(open(sys.argv[1], "rb").read())
+from lbbsp_mx.server import read_optimizer
+received = read_optimizer(open(sys.argv[1], "rb").read())
 print(received.optimizer.lr_scheduler(2), file=sys.stderr)
 """
 
