@@ -247,8 +247,10 @@ class AsyncTrainer(OwnTrainer):
 
     def sum_for_clipping(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         """Warns once if a script clips its own gradients by their global norm before a push."""
-        own = {id(array) for i in self._servers.learning for array in self._params[i].list_grad()}
-        if not (self._has_warned or own.isdisjoint(map(id, arrays))):
+        if self._has_warned:
+            return
+        own = {id(array) for i in self._servers.learning for array in self._params[i]._grad or ()}
+        if not own.isdisjoint(map(id, arrays)):
             self._has_warned = True
             logger.warning(
                 "clip_global_norm clips the gradients of each push, and not those of a global "

@@ -80,9 +80,11 @@ def _shape_of(values: Nest, *_: Nest, **__: Nest) -> Nest:
 
 
 def _of_mask(inputs: Nest, rate: float, noise_shape: Nest = None, seed: Nest = None) -> Nest:
+    if tf.is_tensor(noise_shape):
+        return noise_shape
     shape = _shape_of(inputs)
-    if noise_shape is None or tf.is_tensor(noise_shape):
-        return shape if noise_shape is None else noise_shape
+    if noise_shape is None:
+        return shape
     return [shape[axis] if size is None else size for axis, size in enumerate(noise_shape)]
 
 
