@@ -129,7 +129,7 @@ class Warnings(logging.Handler):
         self.count = 0
 
     def emit(self, record):
-        self.count += "normalises each worker's batch separately" in record.getMessage()
+        self.count += "call lbbsp_tf.synchronize_batch_norm(model), or" in record.getMessage()
 
 
 class Unfreeze(keras.callbacks.Callback):
