@@ -31,9 +31,9 @@ from lbbsp_tf.compat.optimizers import (
 from lbbsp_tf.compat.outputs import write_once_per_job
 from lbbsp_tf.compat.probing import (
     NOISES,
-    Switches,
     batch_norm_in_inference,
     intercepted_gradients,
+    own_gradients_scaled,
     same_noise,
     without_outputs,
 )
@@ -54,5 +54,6 @@ from lbbsp_tf.compat.state import (
     start_at_batch,
     stop_adding,
 )
+from lbbsp_tf.compat.switches import Switches
 from lbbsp_tf.compat.tracing import attributes_kept, current_graph, fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Array, Method, Nest, local, replaced

@@ -27,6 +27,7 @@ class State(NamedTuple):
 
 def inventory() -> Iterator[State]:
     """Applies all patches to this process, which must not train, and returns their states."""
+    one = tf.ones(())
     patches: dict[str, Callable[[], object]] = {
         "fit under a strategy": compat.patch_keras,
         "conditional updates of optimizers": compat.allow_conditional_updates,
@@ -40,7 +41,7 @@ def inventory() -> Iterator[State]:
         "optimizers that are applied": compat.note_optimizers,
         "one replica in the user's code": compat.replicas_view,
         "means over tokens": lambda: compat.token_means_scaled(lambda tokens, _: tokens),
-        "vectors of `add_loss`": lambda: compat.added_vectors_scaled(tf.ones(()), tf.zeros((1, 1))),
+        "vectors of `add_loss`": lambda: compat.added_vectors_scaled(one, tf.zeros((1, 1))),
         "scalars of metrics": lambda: compat.intercepted_scalars(lambda *both: both),
         "gradients of tapes": lambda: compat.intercepted_gradients(lambda *_: None),
         "noise of each replica": lambda: noise_of(Noise(0)),
@@ -48,6 +49,12 @@ def inventory() -> Iterator[State]:
         "proof of the loss: noise": compat.same_noise,
         "proof of the loss: outputs": compat.without_outputs,
         "proof of the loss: batch normalisation": compat.batch_norm_in_inference,
+        "proof of the loss: own gradients": lambda: compat.own_gradients_scaled(
+            lambda: tf.ones(())
+        ),
+        "proof of the loss: switches": lambda: compat.Switches(
+            tf.zeros(()), tf.constant(False)
+        ).installed(),
         "patience with silent workers": compat.extend_heartbeat_timeout,
         "variables compared by name": compat.compare_variables,
     }

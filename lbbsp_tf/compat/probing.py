@@ -7,8 +7,6 @@ batch normalisation treats samples separately, and gradients can be taken in ano
 from __future__ import annotations
 
 import itertools
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
@@ -18,18 +16,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.utils import traceback_utils
-from tensorflow.python.eager import record
 from tensorflow.python.framework import tensor_util
-from tensorflow.python.ops import cond as cond_module
 from tensorflow.python.ops import (
+    custom_gradient,
     gen_logging_ops,
-    gen_math_ops,
     gen_random_ops,
     gen_stateful_random_ops,
     gen_stateless_random_ops,
     gen_stateless_random_ops_v2,
 )
-from tensorflow.python.ops.gen_math_ops import select_v2
 
 from lbbsp_tf.compat.tracing import current_graph
 from lbbsp_tf.compat.values import Method, Nest, PerThread, Place, replaced, wrapped
@@ -234,6 +229,38 @@ def intercepted_gradients(handler: Method) -> AbstractContextManager[None]:
     return _tapes((handler, current_graph()))
 
 
+def own_gradients_scaled(scale: Callable[[], tf.Tensor]) -> AbstractContextManager[None]:
+    """Multiplies gradients where they enter functions that have their own, and divides the results.
+
+    That changes nothing if such a function, made by `tf.custom_gradient`, is linear in them.
+    """
+
+    def wrap(original: Method) -> Method:
+        def decorate(function: Method, args: Nest, kwargs: Nest) -> Nest:
+            factor = scale()
+
+            @wraps(function)
+            def call(*args: Nest, **kwargs: Nest) -> tuple[Nest, Method]:
+                result, gradient = function(*args, **kwargs)
+
+                def scaled(*upstream: tf.Tensor, **variables: Nest) -> Nest:
+                    return _times(gradient(*_times(upstream, factor), **variables), 1 / factor)
+
+                return result, scaled
+
+            return original(call, args, kwargs)
+
+        return decorate
+
+    return wrapped((custom_gradient, "_graph_mode_decorator", wrap))
+
+
+def _times(gradients: Nest, factor: tf.Tensor) -> Nest:
+    return tf.nest.map_structure(
+        lambda g: None if g is None else tf.math.scalar_mul(tf.cast(factor, g.dtype), g), gradients
+    )
+
+
 NOISES = 7
 
 
@@ -267,93 +294,3 @@ def _mixed(value: tf.Tensor, *_: Nest, **__: Nest) -> tf.Tensor:
 def _tilt(rows: tf.Tensor) -> tf.Tensor:
     """Returns distinct numbers that neither rise nor fall."""
     return tf.cos(2.4 * tf.cast(tf.range(rows), tf.float64) + 0.5)
-
-
-GAIN = 1000.0
-
-
-class Switches:
-    """Switches of a step while it is traced, numbered in order; the `chosen` one is on.
-
-    A term of the loss may have a small weight, or begin later: with a weight that is zero at first,
-    or in the branch of a condition that is not taken yet. Switched on, it shows. A switch
-    multiplies the scalar weight of a term by `GAIN`, or replaces it by that if it is 0, or inverts
-    a condition. Only what depends on no argument but `chosen`, so on no sample, has one.
-    """
-
-    def __init__(self, chosen: tf.Tensor) -> None:
-        self._chosen = chosen
-        self._counts: Counter[int] = Counter()  # replicas are traced in threads of their own
-        self.is_paused = False
-
-    def numbers(self) -> range:
-        """Returns the numbers of all switches."""
-        return range(max(self._counts.values(), default=0))
-
-    def installed(self) -> AbstractContextManager[None]:
-        """Gives switches to what is traced inside the context."""
-        return wrapped(
-            (gen_math_ops, "mul", self._weighted),
-            (gen_math_ops, "real_div", self._weighted),
-            (gen_math_ops, "select_v2", self._chosen_by),
-            (cond_module, "cond", self._chosen_by),
-        )
-
-    def _weighted(self, original: Method) -> Method:
-        def weighted(x: Nest, y: Nest, name: str | None = None) -> tf.Tensor:
-            result = original(x, y, name)
-            is_number = result.dtype.is_floating and result.shape.rank in (0, 1)
-            if not is_number or not self._is_traced(result):
-                return result
-            term, weight = result.op.inputs
-            gain = GAIN if result.op.type == "Mul" else 1 / GAIN
-            if gain == GAIN and self._is_of_samples(weight):
-                term, weight = weight, term
-            is_weight = weight.shape.rank == 0 and not self._is_of_samples(weight)
-            # A vector may have a loss of each sample: only a weight that may be zero matters then.
-            is_fixed = result.shape.rank == 1 and tf.get_static_value(weight) is not None
-            if not is_weight or is_fixed or not self._is_of_samples(term):
-                return result
-            louder = gain * (weight + tf.cast(weight == 0, weight.dtype))
-            return original(term, select_v2(self._next(), louder, weight))
-
-        return weighted
-
-    def _chosen_by(self, original: Method) -> Method:
-        def chosen(condition: Nest, *args: Nest, **kwargs: Nest) -> Nest:
-            condition = tf.convert_to_tensor(condition)  # it may be a variable
-            if self._is_traced(condition) and condition.shape.rank == 0:
-                reads = any(operation.type == "ReadVariableOp" for operation in _origins(condition))
-                if reads and not self._is_of_samples(condition):
-                    condition = condition ^ self._next()
-            return original(condition, *args, **kwargs)
-
-        return chosen
-
-    def _is_traced(self, tensor: Nest) -> bool:
-        is_recorded = record.could_possibly_record()  # by a tape: other values, as of metrics, stay
-        return not self.is_paused and is_recorded and tf.is_symbolic_tensor(tensor)
-
-    def _is_of_samples(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a tensor depends on an argument; that of an inner graph may be any."""
-        arguments = (operation for operation in _origins(tensor) if operation.type == "Placeholder")
-        return any(argument is not self._chosen.op for argument in arguments)
-
-    def _next(self) -> tf.Tensor:
-        thread = threading.get_ident()
-        self._counts[thread] += 1
-        return tf.equal(self._chosen, self._counts[thread] - 1)
-
-
-def _origins(tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the operations that a tensor depends on, also those outside of an inner graph."""
-    waiting, operations = [tensor], set()
-    while waiting:
-        tensor = waiting.pop()
-        if tf.is_symbolic_tensor(tensor) and tensor.op not in operations:
-            operations.add(operation := tensor.op)
-            captures = operation.graph.captures if operation.type == "Placeholder" else ()
-            outer = [outer for outer, inner in captures if inner.op is operation]
-            if not outer:
-                yield operation
-            waiting += outer or operation.inputs

@@ -41,7 +41,7 @@ class Equations:
         self.common = [all(split.is_common(k) for split in splits) for k in calls]
 
     def repeats(self, again: Trial) -> bool:
-        """Returns whether a trial of the same samples had the same gradients."""
+        """Returns whether a trial of the same samples had the same gradients, where finite."""
         return all(
             self._compared[k].repeats(self._whole[k], again.sketches[k]) for k in self._calls
         )

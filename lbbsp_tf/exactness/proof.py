@@ -89,7 +89,8 @@ def prove(
     if any(not sketch.any() for sketch in splits[0].whole.sketches):
         _warn_of("zero")
     equations, replicas = Equations(precision, finite), strategy.num_replicas_in_sync
-    if not equations.repeats(alone.again(is_noisy=bool(noisy))):
+    repeats = equations.repeats(alone.again(is_noisy=bool(noisy)))
+    if not repeats:
         logger.warning(
             "%s draws random numbers in another way than by keras.random or tf.random (NumPy, a "
             "candidate sampler), so that its gradients could only roughly be compared",
@@ -105,11 +106,14 @@ def prove(
         targets = targets_are_sums(splits_of_step, tolerance=precision.tolerance)
         return Weighting(one_replica, sums, by_tokens, summed, logged, targets)
 
-    refuted = partial(_refuted, train_step, alone, equations)
+    refuted = partial(_refuted, train_step, alone, equations, precision.tolerance)
     if equations.are_free:
         means = equations.means
         if not train_step.keeps_gradients and equations.error_of(alone.scaled_split(), means):
             return _changed(train_step)
+        within = alone.scaled_within() if repeats and not noisy and any(means) else None
+        if within and not equations.repeats(within):
+            return _changed_within(train_step)
         return refuted(means) or weighted(splits, means, True)
     if all(equations.sums):
         splits_of_replicas = trials(one_replica=False).splits()
@@ -152,16 +156,22 @@ def _without_equations(
 
 
 def _refuted(
-    train_step: TrainStep, alone: Trials, equations: Equations, means: Sequence[bool]
+    train_step: TrainStep,
+    alone: Trials,
+    equations: Equations,
+    tolerance: float,
+    means: Sequence[bool],
 ) -> Refusal | None:
-    """Returns a refusal if gradients are no means or sums with other noise, weights or branches."""
+    """Returns a refusal of what a step does with other noise, weights or branches."""
     for split in alone.noisy_splits():
         if error := equations.error_of(split, means):
             quantity = "the loss, with noise that differs by sample,"
             return _not_over_samples(train_step, quantity, error)
-    for split in alone.switched_splits():
+    for what, split in alone.switched_splits():
+        if refusal := _without_equations(train_step, [split], tolerance):
+            return refusal
         if error := equations.error_of(split, means):
-            return _not_over_samples(train_step, "a term or branch of the loss", error)
+            return _not_over_samples(train_step, what, error)
     return None
 
 
@@ -200,6 +210,16 @@ def _changed(train_step: TrainStep) -> Refusal:
         "in another way that is not linear), on each worker's own batch",
         "call gradients = balancer.sum_gradients(gradients) after each tape, for those of the "
         "global batch; or let the optimizer do it: clipnorm, global_clipnorm or clipvalue",
+    )
+
+
+def _changed_within(train_step: TrainStep) -> Refusal:
+    return Refusal(
+        f"a function of {train_step.loss_name} with a gradient of its own (tf.custom_gradient) "
+        "clips it (or changes it in another way that is not linear), and the gradients of a mean "
+        "are larger if the batch has fewer samples",
+        "add up the losses of samples instead, and divide the learning rate by their number, or "
+        "clip gradients of variables: clipnorm, global_clipnorm or clipvalue of the optimizer",
     )
 
 

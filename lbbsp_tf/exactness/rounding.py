@@ -61,8 +61,12 @@ class Comparison:
         return bool(np.isfinite(differences).all() and (differences <= self._allowed).all())
 
     def repeats(self, sketch: Sketch, again: Sketch) -> bool:
-        """Returns whether two sketches are those of the same samples in the same order."""
-        return not (_differences(sketch, again) > self._exact).any()
+        """Returns whether two sketches are those of the same samples in the same order.
+
+        What is not finite is taken for the same.
+        """
+        differences = _differences(sketch, again)
+        return not (np.isfinite(differences) & (differences > self._exact)).any()
 
     def difference(self, sketch: Sketch, expected: Sketch) -> float:
         """Returns the largest difference that rounding does not explain, relative to the whole."""

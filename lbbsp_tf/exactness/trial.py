@@ -24,8 +24,9 @@ from lbbsp_tf.rows import Batch, concatenate_rows, count_rows, first_leaf, slice
 
 Value = TypeVar("Value", float, Array)
 
-_NOISY, _AS_IT_IS, _SCALED = -3, -2, -1  # what a step does when none of its switches is on
-_LARGE = 1e8
+# What a step does when none of its switches is on.
+_NOISY, _SCALED_WITHIN, _AS_IT_IS, _SCALED = -4, -3, -2, -1
+_LARGE = 2.0**27  # a power of two: divided by it, nothing is rounded
 
 
 class Trial(NamedTuple):
@@ -126,9 +127,8 @@ class _Traced:
 
     def _taken(self, total: compat.Method, of_variables: bool, take: compat.Method) -> Nest:
         self.targets.append(total())
-        self.switches.is_paused = True
-        gradients = take()
-        self.switches.is_paused = False
+        with self.switches.paused():
+            gradients = take()
         if not of_variables:
             return gradients
         if self.at_tapes:
@@ -163,7 +163,8 @@ class Trials:
         at_tapes: bool = False,
         rows: int | None = None,
     ) -> None:
-        self._rows, self._has_noise = int(count_rows(first_leaf(batch))), False
+        self._rows = int(count_rows(first_leaf(batch)))
+        self._has_noise = self._has_own_gradients = False
         batch = tf.nest.map_structure(self._and_rotated, batch)
 
         def replica(begin: tf.Tensor, end: tf.Tensor, switch: tf.Tensor) -> Nest:
@@ -195,15 +196,22 @@ class Trials:
             Rows may also be parts of samples, such as tokens.
             """
             self._has_noise = True
-            samples = tf.cast(end - begin, tf.int32)
-            is_by_sample = tf.equal(rows % samples, 0) & tf.equal(switch, _NOISY)
-            number = tf.cast(begin, tf.int32) + tf.range(rows) // tf.maximum(1, rows // samples)
-            number += tf.where(number >= self._rows, self._rows // 3, 0)  # see `_and_rotated`
-            return tf.where(is_by_sample, number % self._rows % compat.NOISES, 0)
+            with self._switches.paused():
+                samples = tf.cast(end - begin, tf.int32)
+                is_by_sample = tf.equal(rows % samples, 0) & tf.equal(switch, _NOISY)
+                number = tf.cast(begin, tf.int32)
+                number += tf.range(rows) // tf.maximum(1, rows // samples)
+                number += tf.where(number >= self._rows, self._rows // 3, 0)  # see `_and_rotated`
+                return tf.where(is_by_sample, number % self._rows % compat.NOISES, 0)
 
-        self._switches = compat.Switches(switch)
-        noise = compat.same_noise(variants)
-        with noise, compat.batch_norm_in_inference(), self._switches.installed():
+        def scale() -> tf.Tensor:
+            self._has_own_gradients = True
+            return tf.where(tf.equal(switch, _SCALED_WITHIN), _LARGE, 1.0)
+
+        is_first_part = tf.equal(begin, 0) & tf.less(end, self._rows)
+        self._switches = compat.Switches(switch, is_first_part)
+        noise, within = compat.same_noise(variants), compat.own_gradients_scaled(scale)
+        with noise, within, compat.batch_norm_in_inference(), self._switches.installed():
             yield
 
     @property
@@ -230,15 +238,19 @@ class Trials:
         """Tries the step with gradients with respect to variables multiplied by a large number."""
         return self.splits(_SCALED, (3,))[0]
 
+    def scaled_within(self) -> Trial | None:
+        """Tries the step with gradients scaled in functions that have their own, if it has any."""
+        return self._try(_SCALED_WITHIN, 0, self._rows) if self._has_own_gradients else None
+
     def noisy_splits(self) -> list[Split]:
         """Tries the step with noise that differs by sample, if it has any."""
         return self.splits(_NOISY) if self._has_noise else []
 
-    def switched_splits(self) -> Iterator[Split]:
-        """Tries the step with each weight made large and each condition inverted, in turn."""
-        for switch in self._switches.numbers():
+    def switched_splits(self) -> Iterator[tuple[str, Split]]:
+        """Tries the step with each of its `Switches` on; also yields what that changes."""
+        for switch, what in enumerate(self._switches.all()):
             with suppress(tf.errors.InvalidArgumentError):  # such as an index that is too large
-                yield from self.splits(switch, (3,))
+                yield what, self.splits(switch, (3,))[0]
 
     def _and_rotated(self, tensor: Batch) -> Batch:
         """Returns the rows, and then the same rows from another one on."""

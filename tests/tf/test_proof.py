@@ -182,11 +182,27 @@ class CountsAndAverages(OwnStep):
             kept.assign(0.9 * kept + 0.1 * variable)
 
 
+class KeepsLater(OwnStep):
+    """Keeps something of its gradients from a later step on, as the cases choose."""
+
+    def update(self, loss, gradients):
+        self.state.assign_add(1.0)
+        self.kept[0].assign(self.chosen(self.state, self.kept[0].read_value(), gradients[0]))
+        super().update(loss, gradients)
+
+
+def keeping(chosen):
+    return lambda: own(type("Keeps", (KeepsLater,), {"chosen": staticmethod(chosen)}))
+
+
 @pytest.mark.parametrize(
     ("built", "variable"),
     [
         (lambda: own(Accumulates), "kept"),
         (lambda: own(OwnUpdate), "dense/kernel"),
+        (keeping(lambda steps, old, new: tf.where(steps % 4 == 0, new, old)), "kept"),
+        (keeping(lambda steps, old, new: tf.cond(steps > 9, lambda: new, lambda: old)), "kept"),
+        (keeping(lambda steps, old, new: old + tf.cast(steps > 9, tf.float32) * new), "kept"),
     ],
 )
 def test_variables_that_are_assigned_from_samples_are_refused(built, variable):
@@ -359,6 +375,7 @@ def with_terms(total):
         lambda m, losses, y: mean(losses) + m.later * variance(y),
         lambda m, losses, y: mean(losses) + tf.where(m.counted > 10, variance(y), 0.0),
         lambda m, losses, y: mean(losses) + tf.cond(m.flag, lambda: variance(y), lambda: 0.0),
+        lambda m, losses, y: mean(losses) + tf.cast(m.flag, tf.float32) * variance(y),
         lambda m, losses, y: tf.function(lambda: mean(losses) + m.later * variance(y))(),
         *(
             pytest.param(each, marks=pytest.mark.campaign)
@@ -397,6 +414,79 @@ def test_a_term_that_begins_later_is_refused_at_once(total):
 )
 def test_means_and_sums_may_begin_later(total, is_sum):
     assert found(with_terms(total)) == Weighting(sums=(is_sum,))
+
+
+@tf.function
+def capped(y):
+    return tf.minimum(mean(y**2), 40.0)
+
+
+@tf.function
+def absolutes(weights):
+    return 0.01 * tf.reduce_sum(tf.abs(weights))
+
+
+@pytest.mark.parametrize(
+    ("total", "comparison"),
+    [
+        (lambda m, losses, y: tf.abs(mean(losses) - 0.1) + 0.1, "Abs"),
+        (lambda m, losses, y: tf.maximum(0.1, mean(losses)), "Maximum"),
+        (lambda m, losses, y: mean(losses) + tf.reduce_sum(tf.nn.relu(mean(y, 0) + 9)), "Relu"),
+        (lambda m, losses, y: tf.reduce_max(tf.stack([mean(losses), mean(y) + 9])), "Max"),
+        (lambda m, losses, y: mean(losses) * tf.cast(mean(losses) < 40, tf.float32), "Less"),
+        (lambda m, losses, y: tf.where((mean(y) > 9) & m.flag, 0.0, mean(losses)), "Greater"),
+        (
+            lambda m, losses, y: tf.cond(mean(y) < 9, lambda: mean(losses), lambda: mean(y)),
+            "Less",
+        ),
+        (lambda m, losses, y: capped(y), "Minimum"),
+        *(
+            pytest.param(total, comparison, marks=pytest.mark.campaign)
+            for total, comparison in (
+                (lambda m, losses, y: keras.ops.clip(mean(losses), 0.0, 40.0), "Minimum"),
+                (lambda m, losses, y: tf.function(lambda: tf.minimum(mean(y), 9.0))(), "Minimum"),
+                (lambda m, losses, y: mean(losses) * tf.sign(mean(losses)), "Sign"),
+            )
+        ),
+    ],
+)
+def test_a_number_of_the_whole_batch_that_is_compared_is_refused(total, comparison):
+    assert f"a number of the whole batch is compared ({comparison})" in refused(with_terms(total))
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda m, losses, y: tf.where(tf.math.is_finite(mean(losses)), mean(losses), 0.0),
+        lambda m, losses, y: (
+            tf.reduce_sum(losses) / tf.maximum(1.0, tf.cast(tf.size(losses), tf.float32))
+        ),
+        lambda m, losses, y: mean(tf.vectorized_map(lambda loss: tf.abs(loss - 1), losses)),
+        lambda m, losses, y: mean(tf.map_fn(lambda loss: tf.abs(loss - 1), losses)),
+        lambda m, losses, y: mean(losses) + tf.stop_gradient(tf.abs(mean(losses) - 9)),
+        lambda m, losses, y: mean(losses) + absolutes(m.trainable_variables[0].value),
+    ],
+    ids=["finite", "size", "vectorized_map", "map_fn", "no gradient", "of weights"],
+)
+def test_comparisons_of_samples_sizes_and_weights_are_accepted(total):
+    assert found(with_terms(total)) == Weighting()
+
+
+def with_gradient(change):
+    """Returns a layer that leaves what it gets, but changes its gradient."""
+    return L.Lambda(tf.custom_gradient(lambda x: (tf.identity(x), change)))
+
+
+def test_gradients_inside_a_function_must_change_by_the_same_factor_whatever_their_size():
+    clipping = with_gradient(lambda upstream: tf.clip_by_value(upstream, -1.0, 1.0))
+    assert "with a gradient of its own (tf.custom_gradient)" in refused(model("mse", clipping))
+    reversing = with_gradient(lambda upstream: -upstream)
+    assert found(model("mse", reversing, L.Activation("silu"))) == Weighting()
+
+
+def test_gradients_of_samples_may_be_clipped_inside_a_function_if_losses_are_summed():
+    clipping = with_gradient(lambda upstream: tf.clip_by_value(upstream, -1.0, 1.0))
+    assert found(model(summed, clipping)) == Weighting(sums=(True,))
 
 
 def test_metrics_in_the_tape_keep_their_values():
