@@ -89,18 +89,19 @@ def watch_clipping(notice: Callable[[Sequence[Any]], None]) -> None:
     utils.clip_global_norm = noticed
 
 
-def watch_backward(notice: Callable[[], None]) -> None:
-    """Calls `notice` after each call that computes gradients."""
+def watch_backward(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Calls `before` and `after` each call that computes gradients."""
     from mxnet import autograd
     from mxnet.ndarray import NDArray
 
     def watched(backward: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(backward)
-        def backward_and_notice(*args: Any, **kwargs: Any) -> None:
+        def watched_backward(*args: Any, **kwargs: Any) -> None:
+            before()
             backward(*args, **kwargs)
-            notice()
+            after()
 
-        return backward_and_notice
+        return watched_backward
 
     autograd.backward, NDArray.backward = map(watched, (autograd.backward, NDArray.backward))
 

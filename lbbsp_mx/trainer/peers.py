@@ -36,13 +36,19 @@ def with_peers() -> WeakValueDictionary[int, SeesGradients]:
         for trainer in list(trainers.values()):
             trainer.sum_for_clipping(arrays)
 
+    def stages() -> list[GradientStage]:
+        return [stage for trainer in list(trainers.values()) for stage in trainer._stages]
+
+    def before_backward() -> None:
+        for stage in stages():
+            stage.before_backward()
+
     def after_backward() -> None:
-        for trainer in list(trainers.values()):
-            for stage in trainer._stages:
-                stage.after_backward()
+        for stage in stages():
+            stage.after_backward()
 
     compat.watch_clipping(sum_for_clipping)
-    compat.watch_backward(after_backward)
+    compat.watch_backward(before_backward, after_backward)
     return trainers
 
 

@@ -6,6 +6,7 @@ devices without samples, where a plan may give it fewer samples than devices.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -49,6 +50,9 @@ class Gradients:
 
 class GradientStage:
     """A stage of the way; what a stage does not override, it does not do."""
+
+    def before_backward(self) -> None:
+        """Sees gradients to which others may be added."""
 
     def after_backward(self) -> None:
         """Sees gradients, or a part of them that others will be added to, as they are computed."""
@@ -221,11 +225,34 @@ class MeanLosses(GradientStage):
                     array[:] = 0
 
 
+class LeftSums(GradientStage):
+    """Divides the sums of a step, if the script leaves them where gradients are added.
+
+    All workers have the same sums there. They would be added once for each worker.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._left: list[Arrays] = []
+
+    def before_sums(self, gradients: Gradients) -> None:
+        """Remembers to which gradients others are added."""
+        adding = (i for i in gradients.arrays if gradients.params[i].grad_req == "add")
+        self._left = [gradients.params[number].list_grad() for number in adding]
+
+    def before_backward(self) -> None:
+        """Divides them; `zero_grad` may have cleared them."""
+        with mx.autograd.pause():
+            for array in itertools.chain.from_iterable(self._left):
+                array /= self._workers
+        self._left = []
+
+
 def stages_of(
     store: TrainerStore, session: PipelinedSession, params: Sequence[gluon.Parameter], mean: bool
 ) -> list[GradientStage]:
     """Returns the stages of several workers, whose losses may be means; a collective."""
-    stages: list[GradientStage] = [Freshness(store, session, params)]
+    stages: list[GradientStage] = [Freshness(store, session, params), LeftSums(store.workers)]
     if any(param._grad_stype != "default" for param in params):
         stages.append(RowSums(store))
     if mean:

@@ -18,6 +18,7 @@ CASES = [
         "hybrid_deferred",
         "mean_loss",
         "accumulated",
+        "added_to_sums",
         "two_devices",
         "two_calls",
         "loader_threads",

@@ -28,10 +28,10 @@ ADAM = ("adam", {"learning_rate": 0.002, "epsilon": 1e-5})
 class Case:
     """One way to train."""
 
-    def __init__(self, optimizer=SGD, norm=None, hybrid=False, mean=False, add=False, devices=1,
-                 deferred=False, two_calls=False, loader=None):  # fmt: skip
+    def __init__(self, optimizer=SGD, norm=None, hybrid=False, mean=False, add=False, clears=True,
+                 devices=1, deferred=False, two_calls=False, loader=None):  # fmt: skip
         self.optimizer, self.norm, self.hybrid, self.mean = optimizer, norm, hybrid, mean
-        self.add, self.devices, self.deferred = add, devices, deferred
+        self.add, self.clears, self.devices, self.deferred = add, clears, devices, deferred
         self.two_calls, self.loader = two_calls, loader or {}
 
     def network(self, seed, distributed, devices):
@@ -67,7 +67,9 @@ class Case:
 
     def clear(self, net):
         if self.add:
-            net.collect_params().zero_grad()
+            params = list(net.collect_params().values())
+            for param in params if self.clears else params[::2]:
+                param.zero_grad()
 
 
 CASES = {
@@ -76,6 +78,7 @@ CASES = {
     "hybrid_deferred": Case(hybrid=True, deferred=True),
     "mean_loss": Case(mean=True),
     "accumulated": Case(add=True),
+    "added_to_sums": Case(("sgd", {"learning_rate": 0.01}), add=True, clears=False),
     "two_devices": Case(devices=2),
     "two_calls": Case(two_calls=True),
     "loader_threads": Case(loader={"num_workers": 2, "thread_pool": True}),
