@@ -46,7 +46,8 @@ class Predictor(Protocol[State]):
             horizon: Number of iterations ahead, >= 1; 1 is the next iteration.
 
         Returns:
-            Samples per second, finite and > 0; NaN before the first measurement.
+            Samples per second, finite and at least 1e-6; NaN before the first measurement.
+            Others count as no forecast.
         """
         ...
 

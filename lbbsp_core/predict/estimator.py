@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,6 +10,14 @@ from lbbsp_core.cost.online import CostShape, CostShapeState
 from lbbsp_core.measure import OutlierFilter, OutlierFilterState
 from lbbsp_core.predict.base import Predictor, trained
 from lbbsp_core.types import Measurement
+
+SLOWEST = 1e-6
+"""Smallest speed that is believed, in samples per second: one in eleven days."""
+
+
+def is_speed(forecast: float) -> bool:
+    """Returns whether a forecast is a speed that a plan can follow."""
+    return SLOWEST <= forecast < math.inf
 
 
 class Span(NamedTuple):
@@ -133,4 +142,4 @@ class SpeedEstimator:
         if self.predictor is None:
             return 0.0, 0.0
         speed = float(self.predictor.predict(state.predictor, drivers, horizon=horizon))
-        return (speed, state.cost_shape.overhead) if 0 < speed < float("inf") else (0.0, 0.0)
+        return (speed, state.cost_shape.overhead) if is_speed(speed) else (0.0, 0.0)

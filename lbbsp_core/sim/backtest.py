@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from lbbsp_core.predict import Predictor
+from lbbsp_core.predict.estimator import SLOWEST, is_speed
 from lbbsp_core.registry import PREDICTORS
 from lbbsp_core.sim.efficiency import efficiencies
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of
@@ -140,6 +141,7 @@ def evaluate(
             runs = []
             for series in trace.series:
                 runs.append(_replay(predictor, series, horizon))
+                _check(runs[-1][0], f"{name!r} for worker {series.worker} of {file}", series)
                 if progress is not None:
                     progress(file, name, len(series))
             result.forecasts[file][name] = tuple(forecast for forecast, _ in runs)
@@ -175,6 +177,17 @@ def _replay(predictor: Predictor, series: Series, horizon: int) -> tuple[Floats,
         if k + horizon - 1 < len(series):
             forecasts[k + horizon - 1] = forecast
     return forecasts, nanoseconds
+
+
+def _check(forecasts: Floats, whose: str, series: Series) -> None:
+    """Raises an error that names the first of the scored forecasts that is no speed."""
+    first = len(series) // WARM_UP
+    for step, forecast in zip(series.steps[first:], forecasts[first:].tolist(), strict=True):
+        if not is_speed(forecast):
+            raise ValueError(
+                f"a forecast must be a finite number of samples per second, at least "
+                f"{SLOWEST:g}, got {forecast!r} from {whose}, step {step}: training would ignore it"
+            )
 
 
 def _score(speeds: Sequence[Floats], runs: Sequence[tuple[Floats, Floats]]) -> Score:

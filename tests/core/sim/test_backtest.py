@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, cycle
 from pathlib import Path
@@ -53,6 +53,23 @@ def test_forecasts_know_what_is_known_before_the_iteration_and_no_more(horizon: 
     for k in range(horizon - 1, 20):
         known = k - horizon + 1
         assert forecasts[k] == pytest.approx(1001 * known + horizon / 10)
+
+
+@dataclass(frozen=True)
+class Stuck(Spy):
+    """Forecasts no speed from some step on."""
+
+    forecast: float = math.nan
+
+    def predict(self, state: Seen, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
+        return 1000.0 if state.count < 15 else self.forecast
+
+
+@pytest.mark.parametrize("forecast", [math.nan, math.inf, 0.0, -1.0, 1e-300])
+def test_a_scored_forecast_that_is_no_speed_is_refused(forecast: float) -> None:
+    named = f"got {forecast} from 'stuck' for worker 0 of made.csv, step 15"
+    with pytest.raises(ValueError, match=named):
+        evaluate([trace_of([1.0] * 20)], predictors={"stuck": Stuck(forecast)})
 
 
 def test_scores_by_hand_the_first_fifth_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
