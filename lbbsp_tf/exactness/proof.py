@@ -26,6 +26,7 @@ from lbbsp_tf.exactness.effects import assigned_from_samples, factors_of_logged,
 from lbbsp_tf.exactness.equations import Equations
 from lbbsp_tf.exactness.rounding import DOUBLE, INEXACT, SINGLE
 from lbbsp_tf.exactness.trial import Split, Trials
+from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.step.train_step import TrainStep, Weighting
 
 logger = logging.getLogger("lbbsp.tf")
@@ -73,9 +74,14 @@ def prove(
         )
     try:
         splits = alone.splits()
-    except tf.errors.InvalidArgumentError:
+    except tf.errors.InvalidArgumentError as error:
         _check_any_size(train_step, partial(trials, one_replica=True, rows=_OTHER))
-        raise
+        alone.again(is_noisy=False)  # which fails likewise, unless it is about few samples
+        rows = int(count_rows(first_leaf(batch)))
+        raise ValueError(
+            f"{train_step.loss_name} works for {rows} samples, but not for {rows // 3}, and "
+            "batches of workers may be as small: let it work for any number"
+        ) from error
     noisy = [] if any(split.is_finite for split in splits) else alone.noisy_splits()
     splits = noisy or splits  # the same noise may choose no sample at all
     inexact = INEXACT if train_step.is_inexact else SINGLE
@@ -178,7 +184,7 @@ def _refuted(
 def _not_over_samples(train_step: TrainStep, quantity: str, error: float) -> Refusal:
     return Refusal(
         f"{quantity} of {train_step.loss_name} is neither a mean nor a sum over samples: the "
-        f"gradient of a batch differs by {error:.1%} from the mean of those of its parts",
+        f"gradient of a batch differs by {100 * error:.3g} % from the mean of those of its parts",
         "average a loss of each sample, with no term that depends on several samples of the batch "
         'or on their number (for a mean over valid tokens, let Keras divide: weight_by="mask" with '
         "masks or reduction='mean_with_sample_weight')",

@@ -657,6 +657,15 @@ def test_keras_does_not_enforce_the_batch_size_of_an_input():
     assert found(built) == Weighting()
 
 
+def hardest(y, y_pred):
+    return tf.reduce_mean(tf.math.top_k(tf.reduce_mean(tf.abs(y - y_pred), -1), 8).values)
+
+
+def test_a_loss_that_needs_many_samples_is_named():
+    with pytest.raises(ValueError, match=r"^Sequential \(hardest\) works for 9 samples, but not"):
+        found(model(hardest))
+
+
 def test_an_error_that_has_to_do_with_no_size_stays_as_it_is():
     built = model("mse", Fixed(lambda x: tf.debugging.check_numerics(x / 0.0, "not a number")))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not a number"):
