@@ -149,9 +149,10 @@ def same_noise(variants: Callable[[tf.Tensor], tf.Tensor] | None = None) -> Iter
 
 @contextmanager
 def without_outputs() -> Iterator[None]:
-    """Leaves out what a function prints by TensorFlow, and its summaries."""
+    """Leaves out what a function prints by TensorFlow, asserts, and its summaries."""
     nothing = lambda _: lambda *_, **__: tf.no_op()  # noqa: E731
-    with tf.summary.record_if(False), wrapped((gen_logging_ops, "print_v2", nothing)):
+    places = [(gen_logging_ops, name, nothing) for name in ("print_v2", "_assert")]
+    with tf.summary.record_if(False), wrapped(*places):
         yield
 
 

@@ -47,9 +47,9 @@ def _differ(whole: Written, other: Written, tolerance: float) -> bool:
     if np.array_equal(whole.after, other.after, equal_nan=True):
         return False
     before, after, other_after = (np.float64(a) for a in (whole.before, whole.after, other.after))
-    change = np.abs(after - before).max()
-    rounding = 8 * epsilon * max(np.abs(before).max(), np.abs(after).max())
-    return not np.abs(after - other_after).max() <= max(tolerance * change, rounding)
+    size = np.abs(after).max()
+    change = np.fmin(np.abs(after - before).max(), size)  # it may have been infinite, or 1e9
+    return not np.abs(after - other_after).max() <= max(tolerance * change, 8 * epsilon * size)
 
 
 def factors_of_logged(

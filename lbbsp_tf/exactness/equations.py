@@ -14,7 +14,7 @@ class Equations:
     """Equations of each `apply` of a train step, to within rounding.
 
     Args:
-        precision: Precision of the gradients.
+        precision: Precision of the gradients, also an attribute.
         splits: Trials of the same samples, as one process, whose gradients are finite.
 
     Attributes:
@@ -25,7 +25,7 @@ class Equations:
     """
 
     def __init__(self, precision: Precision, splits: Sequence[Split]) -> None:
-        self._precision, self._splits = precision, splits
+        self.precision, self._splits = precision, splits
         self._whole = whole = splits[0].whole.sketches
         self._calls = calls = range(len(whole))
         self._compared = compared = [Comparison(precision, splits, k) for k in calls]
@@ -68,9 +68,13 @@ class Equations:
             whole = split.whole.sketches[k]
             expected = split.mean(k), split.sum(k) - self._constants[k]
             if np.isfinite([whole, *expected]).all():
-                comparison = Comparison(self._precision, [split], k)
+                comparison = Comparison(self.precision, [split], k)
                 errors.append(comparison.difference(whole, expected[not is_mean]))
         return max(errors)
+
+    def largest_error(self, means: Sequence[bool]) -> float:
+        """Returns how far the gradients that it was made of are from these means or sums."""
+        return max(self.error_of(split, means) for split in self._splits)
 
     def worst_error(self) -> float:
         """Returns how far the gradients of the last `apply` that is no mean are from one."""

@@ -7,7 +7,7 @@ for fixed vectors, in addition to its norm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -83,6 +83,7 @@ class Probe:
         self._function = graph_function.get_concrete_function()
         self.outputs: Nest = self._function.structured_outputs
         self._written = list(_written_variables(self._function.graph))
+        self._trained = [v for v in self._function.graph.variables if v.trainable]
 
     def run(self, *scalars: float) -> tuple[Nest, list[Written]]:
         """Returns the function's result as NumPy arrays of float64, and what it has written."""
@@ -98,6 +99,23 @@ class Probe:
                 written.append(Written(name, is_local, value.numpy(), after))
                 variable.assign(value)
         return tf.nest.map_structure(lambda t: t.numpy().astype(np.float64), result), written
+
+    @contextmanager
+    def other_weights(self) -> Iterator[None]:
+        """Changes the weights by a tenth inside the context, and those that are zero to 0.1.
+
+        All workers change them alike.
+        """
+        before = [variable.read_value() for variable in self._trained]
+        try:
+            for variable, value in zip(self._trained, before, strict=True):
+                size = tf.norm(value) / tf.sqrt(tf.cast(tf.size(value), value.dtype))
+                waves: tf.Tensor = same_for_all_samples(value)
+                variable.assign(value + 0.1 * waves * tf.where(size > 0, size, tf.ones_like(size)))
+            yield
+        finally:
+            for variable, value in zip(self._trained, before, strict=True):
+                variable.assign(value)
 
 
 def deviation(sketch: Sketch, expected: Sketch) -> float:

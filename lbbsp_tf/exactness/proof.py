@@ -178,6 +178,11 @@ def _refuted(
             return refusal
         if error := equations.error_of(split, means):
             return _not_over_samples(train_step, what, error)
+    others = alone.other_splits()
+    if all(split.is_finite for split in others):
+        at_others = Equations(equations.precision, others)
+        if (error := at_others.largest_error(means)) > 0:
+            return _not_over_samples(train_step, "the loss, with other weights,", error)
     return None
 
 

@@ -248,9 +248,14 @@ class Trials:
 
     def switched_splits(self) -> Iterator[tuple[str, Split]]:
         """Tries the step with each of its `Switches` on; also yields what that changes."""
-        for switch, what in enumerate(self._switches.all()):
+        for switch, what in self._switches.all():
             with suppress(tf.errors.InvalidArgumentError):  # such as an index that is too large
                 yield what, self.splits(switch, (3,))[0]
+
+    def other_splits(self) -> list[Split]:
+        """Tries the step with other weights: with these, a term may have no gradient."""
+        with self._probe.other_weights():
+            return self.splits()
 
     def _and_rotated(self, tensor: Batch) -> Batch:
         """Returns the rows, and then the same rows from another one on."""

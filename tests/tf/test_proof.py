@@ -182,6 +182,20 @@ class CountsAndAverages(OwnStep):
             kept.assign(0.9 * kept + 0.1 * variable)
 
 
+class KeepsSmallest(OwnStep):
+    """Keeps the smallest loss, which is compared with infinity at first."""
+
+    def update(self, loss, gradients):
+        self.state.assign(tf.minimum(self.state, loss))
+        super().update(loss, gradients)
+
+
+def keeping_the_smallest():
+    built = own(KeepsSmallest)
+    built.state.assign(np.inf)
+    return built
+
+
 class KeepsLater(OwnStep):
     """Keeps something of its gradients from a later step on, as the cases choose."""
 
@@ -200,6 +214,7 @@ def keeping(chosen):
     [
         (lambda: own(Accumulates), "kept"),
         (lambda: own(OwnUpdate), "dense/kernel"),
+        (keeping_the_smallest, "state"),
         (keeping(lambda steps, old, new: tf.where(steps % 4 == 0, new, old)), "kept"),
         (keeping(lambda steps, old, new: tf.cond(steps > 9, lambda: new, lambda: old)), "kept"),
         (keeping(lambda steps, old, new: old + tf.cast(steps > 9, tf.float32) * new), "kept"),
@@ -356,6 +371,7 @@ class Terms(OwnStep):
         x, y = data
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
+            self.labelled, self.signs = tf.reduce_sum(tf.abs(x)), tf.sign(y)
             loss = self.total(self, tf.reduce_mean(tf.square(y - y_pred), -1), y_pred)
         self.update(loss, tape.gradient(loss, self.trainable_variables))
         return {"loss": loss}
@@ -363,6 +379,11 @@ class Terms(OwnStep):
 
 mean = tf.reduce_mean
 variance = tf.math.reduce_variance
+
+
+def below_50(number):
+    tf.debugging.assert_less(number, 50.0)  # which a large weight is not
+    return number
 
 
 def with_terms(total):
@@ -377,9 +398,18 @@ def with_terms(total):
         lambda m, losses, y: mean(losses) + tf.cond(m.flag, lambda: variance(y), lambda: 0.0),
         lambda m, losses, y: mean(losses) + tf.cast(m.flag, tf.float32) * variance(y),
         lambda m, losses, y: tf.function(lambda: mean(losses) + m.later * variance(y))(),
+        lambda m, losses, y: mean(losses + m.later * mean((y - mean(y, 0)) ** 2, -1)),
+        lambda m, losses, y: tf.cond(
+            tf.random.uniform([], seed=3) < -1.0, lambda: variance(y), lambda: mean(losses)
+        ),
+        lambda m, losses, y: keras.ops.switch(
+            tf.cast(m.counted, tf.int32), [lambda: mean(losses), lambda: mean(losses) + variance(y)]
+        ),
         *(
             pytest.param(each, marks=pytest.mark.campaign)
             for each in (
+                lambda m, losses, y: below_50(mean(losses) + m.later * variance(y)),
+                lambda m, losses, y: mean(losses + m.later * (y[:, 0] - mean(y[:, 0])) ** 2),
                 lambda m, losses, y: mean(losses + m.later * tf.abs(y[:, 0] - mean(y[:, 0]))),
                 lambda m, losses, y: mean(losses) + m.later * tf.reduce_sum(y**2),
             )
@@ -417,13 +447,21 @@ def test_means_and_sums_may_begin_later(total, is_sum):
 
 
 @tf.function
-def capped(y):
-    return tf.minimum(mean(y**2), 40.0)
+def flooded(loss):
+    return tf.abs(loss - 0.01) + 0.01
 
 
 @tf.function
-def absolutes(weights):
-    return 0.01 * tf.reduce_sum(tf.abs(weights))
+def with_absolutes(weights, loss):
+    return 0.01 * tf.reduce_sum(tf.abs(weights)) + loss
+
+
+def largest(*numbers):
+    return tf.stack(numbers)[tf.argmax(tf.stack(numbers))]
+
+
+def unless_nan(number):
+    return tf.where(number != number, 0.0, number)
 
 
 @pytest.mark.parametrize(
@@ -439,19 +477,41 @@ def absolutes(weights):
             lambda m, losses, y: tf.cond(mean(y) < 9, lambda: mean(losses), lambda: mean(y)),
             "Less",
         ),
-        (lambda m, losses, y: capped(y), "Minimum"),
+        (lambda m, losses, y: flooded(mean(losses)), "Abs"),
+        (lambda m, losses, y: tf.recompute_grad(lambda x: flooded(mean(x)))(losses), "Abs"),
+        (
+            lambda m, losses, y: tf.cond(
+                m.flag, lambda: flooded(mean(losses)), lambda: mean(losses)
+            ),
+            "Abs",
+        ),
+        (lambda m, losses, y: mean(losses) + m.later * tf.maximum(mean(y), 9.0), "Maximum"),
+        (lambda m, losses, y: tf.where(tf.reduce_any(losses < 0), 0.0, mean(losses)), "Less"),
+        (lambda m, losses, y: mean(tf.minimum(losses, 300 * mean(losses))), "Minimum"),
+        (lambda m, losses, y: largest(mean(losses), mean(y) - 9), "ArgMax"),
+        (lambda m, losses, y: mean(losses) + tf.nn.softplus(99 * (mean(y) + 9)), "Softplus"),
         *(
             pytest.param(total, comparison, marks=pytest.mark.campaign)
             for total, comparison in (
                 (lambda m, losses, y: keras.ops.clip(mean(losses), 0.0, 40.0), "Minimum"),
                 (lambda m, losses, y: tf.function(lambda: tf.minimum(mean(y), 9.0))(), "Minimum"),
                 (lambda m, losses, y: mean(losses) * tf.sign(mean(losses)), "Sign"),
+                (
+                    lambda m, losses, y: mean(
+                        tf.cast(losses < 300 * mean(losses), tf.float32) * losses
+                    ),
+                    "Less",
+                ),
+                (
+                    lambda m, losses, y: tf.compat.v1.where(mean(y) > 9, 0.0, mean(losses)),
+                    "Greater",
+                ),
             )
         ),
     ],
 )
 def test_a_number_of_the_whole_batch_that_is_compared_is_refused(total, comparison):
-    assert f"a number of the whole batch is compared ({comparison})" in refused(with_terms(total))
+    assert f"a number of the whole batch is compared ({comparison};" in refused(with_terms(total))
 
 
 @pytest.mark.parametrize(
@@ -464,12 +524,37 @@ def test_a_number_of_the_whole_batch_that_is_compared_is_refused(total, comparis
         lambda m, losses, y: mean(tf.vectorized_map(lambda loss: tf.abs(loss - 1), losses)),
         lambda m, losses, y: mean(tf.map_fn(lambda loss: tf.abs(loss - 1), losses)),
         lambda m, losses, y: mean(losses) + tf.stop_gradient(tf.abs(mean(losses) - 9)),
-        lambda m, losses, y: mean(losses) + absolutes(m.trainable_variables[0].value),
+        lambda m, losses, y: with_absolutes(m.trainable_variables[0].value, mean(losses)),
+        lambda m, losses, y: (
+            tf.reduce_sum(losses) / tf.maximum(tf.reduce_sum(tf.ones_like(losses)), 1e-8)
+        ),
+        lambda m, losses, y: unless_nan(mean(losses)),
+        lambda m, losses, y: tf.cond(m.labelled > 0, lambda: mean(losses), lambda: 0.0),
+        lambda m, losses, y: keras.losses.Hinge()(m.signs, y),
     ],
-    ids=["finite", "size", "vectorized_map", "map_fn", "no gradient", "of weights"],
+    ids=[
+        "finite",
+        "size",
+        "vectorized_map",
+        "map_fn",
+        "no gradient",
+        "of weights",
+        "ones",
+        "NaN",
+        "empty",
+        "hinge",
+    ],
 )
 def test_comparisons_of_samples_sizes_and_weights_are_accepted(total):
     assert found(with_terms(total)) == Weighting()
+
+
+def test_a_term_without_a_gradient_at_the_first_weights_is_refused():
+    built = with_terms(lambda m, losses, y: mean(losses) + 3 * mean(y[:, 0] * y[:, 1]) ** 2)
+    kernel = built.layers[-1].kernel
+    kernel.assign(tf.zeros_like(kernel))
+    assert refused(built).startswith("the loss, with other weights, of Terms.train_step")
+    np.testing.assert_array_equal(kernel, np.zeros_like(kernel))
 
 
 def with_gradient(change):
