@@ -158,6 +158,11 @@ class Switches:
                     moved = value + tf.stop_gradient(2 * (bound - value))
                     is_moved = self._next(_COMPARED.format(kind)) & self._is_part
                     return {**inputs, name: select_v2(is_moved, moved, value)}
+            if other != name and self._is_traced(value) and _is_size(value, inputs[other]):
+                with self.paused():
+                    step = tf.constant(1 if kind == "Maximum" else -1, value.dtype)
+                    is_moved = self._next(_COMPARED.format(kind)) & self._is_part
+                    return {**inputs, other: select_v2(is_moved, value + step, inputs[other])}
         return inputs
 
     def _is_traced(self, tensor: Nest) -> bool:
@@ -185,6 +190,8 @@ class Switches:
         of_weights = any(each.type == "ReadVariableOp" for t in both for each in self._origins(t))
         if not of_weights and any(np.array_equal(tf.get_static_value(t), 0) for t in both):
             return False
+        if _is_size(first, second) or _is_size(second, first):
+            return True
         is_of_numbers = any(map(self._is_of_whole_batch, both))
         return is_of_numbers or (of_weights and self._is_of_whole_batch(condition))
 
@@ -236,6 +243,18 @@ class Switches:
                 kinds = (each for each in graph.get_operations() if each.type == "Placeholder")
                 return [t for t, each in zip(tensors, kinds, strict=False) if each is placeholder]
         return []
+
+
+def _is_size(tensor: tf.Tensor, bound: Nest) -> bool:
+    """Returns whether a tensor is the number of samples, and compared with a constant above 2."""
+    limit, operation = tf.get_static_value(bound), tensor.op
+    if tensor.shape.rank != 0 or limit is None or np.ndim(limit) or limit <= 2:
+        return False
+    while operation.type in ("Cast", "Identity"):
+        operation = operation.inputs[0].op
+    if operation.type == "StridedSlice" and tf.get_static_value(operation.inputs[1]) == 0:
+        operation = operation.inputs[0].op
+    return operation.type in ("Shape", "Size") and operation.inputs[0].shape[:1] == [None]
 
 
 def _comparisons(condition: tf.Tensor) -> Iterator[tf.Operation]:

@@ -460,6 +460,10 @@ def largest(*numbers):
     return tf.stack(numbers)[tf.argmax(tf.stack(numbers))]
 
 
+def hardest_of(losses, most):
+    return keras.ops.top_k(losses, keras.ops.minimum(keras.ops.shape(losses)[0], most))[0]
+
+
 def unless_nan(number):
     return tf.where(number != number, 0.0, number)
 
@@ -489,6 +493,11 @@ def unless_nan(number):
         (lambda m, losses, y: tf.where(tf.reduce_any(losses < 0), 0.0, mean(losses)), "Less"),
         (lambda m, losses, y: mean(tf.minimum(losses, 300 * mean(losses))), "Minimum"),
         (lambda m, losses, y: largest(mean(losses), mean(y) - 9), "ArgMax"),
+        (lambda m, losses, y: mean(hardest_of(losses, 24)), "Minimum"),
+        (
+            lambda m, losses, y: tf.where(tf.size(losses) > 24, 2 * mean(losses), mean(losses)),
+            "Greater",
+        ),
         (lambda m, losses, y: mean(losses) + tf.nn.softplus(99 * (mean(y) + 9)), "Softplus"),
         *(
             pytest.param(total, comparison, marks=pytest.mark.campaign)
