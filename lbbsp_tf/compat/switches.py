@@ -99,9 +99,11 @@ class Switches:
                 term, weight = weight, term
             is_weight = weight.shape.rank == 0 and not self._is_of_samples(weight)
             # A vector may have a loss of each sample: only a weight that may be zero matters then.
+            # Activations may be rounded or cut where they are large.
             is_fixed = result.shape.rank != 0 and tf.get_static_value(weight) is not None
             if not is_weight or is_fixed or not self._is_of_samples(term):
                 return result
+            gain = gain if result.shape.rank in (0, 1) else 1.0
             louder = gain * (weight + tf.cast(weight == 0, weight.dtype))
             return original(term, select_v2(self._next(), louder, weight))
 
