@@ -189,13 +189,14 @@ class Switches:
         both = first, second = comparison.inputs
         if first is second:  # of NaN
             return False
-        of_weights = any(each.type == "ReadVariableOp" for t in both for each in self._origins(t))
-        if not of_weights and any(np.array_equal(tf.get_static_value(t), 0) for t in both):
-            return False
         if _is_size(first, second) or _is_size(second, first):
             return True
         is_of_numbers = any(map(self._is_of_whole_batch, both))
-        return is_of_numbers or (of_weights and self._is_of_whole_batch(condition))
+        if not (is_of_numbers or self._is_of_whole_batch(condition)):
+            return False
+        if any(each.type == "ReadVariableOp" for t in both for each in self._origins(t)):
+            return True
+        return is_of_numbers and not any(np.all(tf.get_static_value(t) == 0) for t in both)
 
     def _is_of_whole_batch(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor depends on samples, but has no axis of them; not if in doubt."""
@@ -254,9 +255,10 @@ def _is_size(tensor: tf.Tensor, bound: Nest) -> bool:
         return False
     while operation.type in ("Cast", "Identity"):
         operation = operation.inputs[0].op
-    if operation.type == "StridedSlice" and tf.get_static_value(operation.inputs[1]) == 0:
-        operation = operation.inputs[0].op
-    return operation.type in ("Shape", "Size") and operation.inputs[0].shape[:1] == [None]
+    if operation.type == "StridedSlice" and operation.inputs[0].op.type == "Shape":
+        is_first = np.array_equal(tf.get_static_value(operation.inputs[1]), [0])
+        return is_first and operation.inputs[0].op.inputs[0].shape[:1] == [None]
+    return bool(operation.type == "Size" and operation.inputs[0].shape[:1] == [None])
 
 
 def _comparisons(condition: tf.Tensor) -> Iterator[tf.Operation]:
