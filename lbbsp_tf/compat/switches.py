@@ -104,8 +104,9 @@ class Switches:
             if not is_weight or is_fixed or not self._is_of_samples(term):
                 return result
             gain = gain if result.shape.rank in (0, 1) else 1.0
-            louder = gain * (weight + tf.cast(weight == 0, weight.dtype))
-            return original(term, select_v2(self._next(), louder, weight))
+            with self.paused():  # else the comparison with zero would have a switch, too
+                louder = gain * (weight + tf.cast(weight == 0, weight.dtype))
+                return original(term, select_v2(self._next(), louder, weight))
 
         return weighted
 

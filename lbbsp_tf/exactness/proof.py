@@ -112,7 +112,7 @@ def prove(
         targets = targets_are_sums(splits_of_step, tolerance=precision.tolerance)
         return Weighting(one_replica, sums, by_tokens, summed, logged, targets)
 
-    refuted = partial(_refuted, train_step, alone, equations, precision.tolerance)
+    refuted = partial(_refuted, train_step, alone, equations)
     if equations.are_free:
         means = equations.means
         if not train_step.keeps_gradients and equations.error_of(alone.scaled_split(), means):
@@ -162,25 +162,22 @@ def _without_equations(
 
 
 def _refuted(
-    train_step: TrainStep,
-    alone: Trials,
-    equations: Equations,
-    tolerance: float,
-    means: Sequence[bool],
+    train_step: TrainStep, alone: Trials, equations: Equations, means: Sequence[bool]
 ) -> Refusal | None:
     """Returns a refusal of what a step does with other noise, weights or branches."""
+    precision = equations.precision
     for split in alone.noisy_splits():
         if error := equations.error_of(split, means):
             quantity = "the loss, with noise that differs by sample,"
             return _not_over_samples(train_step, quantity, error)
     for what, split in alone.switched_splits():
-        if refusal := _without_equations(train_step, [split], tolerance):
+        if refusal := _without_equations(train_step, [split], precision.tolerance):
             return refusal
         if error := equations.error_of(split, means):
             return _not_over_samples(train_step, what, error)
     others = alone.other_splits()
     if all(split.is_finite for split in others):
-        at_others = Equations(equations.precision, others)
+        at_others = Equations(precision, others)
         if (error := at_others.largest_error(means)) > 0:
             return _not_over_samples(train_step, "the loss, with other weights,", error)
     return None
